@@ -2,7 +2,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from memfeed.schema.stems import StemAssigner, decode_key, encode_key, is_stem, same_file
+from memfeed.schema.names import StemAssigner, decode_key, encode_key, is_stem, same_file
 
 KEYS = st.text(st.characters() | st.sampled_from("%/\\.: aA"), max_size=12)
 

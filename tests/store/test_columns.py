@@ -12,8 +12,8 @@ import memfeed
 from memfeed.errors import CorruptStoreError
 from memfeed.schema.fields import DTYPES, Field
 from memfeed.store.columns import ConcatFixedColumn, FixedColumn, InMemoryColumn, RowSubsetColumn
-from memfeed.store.mapping import map_checked, map_file
 from memfeed.store.ragged_columns import ConcatRaggedColumn, SeparateRowsColumn
+from memfeed.system.mapped_memory import map_checked, map_file
 from support import Made, equal
 
 FIXED = Field(path=("x",), name="x", stem="x", kind="fixed", dtype="int32", shape=(3,))

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from memfeed.store.document_blocks import Packing
+from memfeed.store.packed import Packing
 from support import copies_by
 
 

@@ -7,7 +7,7 @@ from torch.utils.data import random_split
 
 import memfeed
 from memfeed.errors import RowError
-from memfeed.store.indexing import many_rows, one_row, part_lengths
+from memfeed.store.view import many_rows, one_row, part_lengths
 
 
 @pytest.fixture

@@ -13,7 +13,7 @@ from torch.utils.data import DataLoader
 import memfeed
 from memfeed.errors import FieldError
 from memfeed.store import packed
-from memfeed.store.document_blocks import Packing
+from memfeed.store.packed import Packing
 from support import Made, copies_by
 
 LENGTHS = [0, 1, 1, 2, 3, 3, 4, 5, 0, 7, 8, 12, 2, 1, 9, 17]

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from measure import drop_pages
-from memfeed.store.mapping import map_file
 from memfeed.system import mapped_memory
+from memfeed.system.mapped_memory import map_file
 from support import skip_without_disk, wait_until
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="needs mincore and MADV_PAGEOUT")

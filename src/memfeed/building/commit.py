@@ -24,7 +24,7 @@ from memfeed.building.claim import claim, clear, is_claimed
 from memfeed.building.space import trim_heap
 from memfeed.errors import BuildError, MemfeedError
 from memfeed.schema.fields import Field, Schema
-from memfeed.schema.stems import decode_key
+from memfeed.schema.names import decode_key
 from memfeed.store import format, ragged
 from memfeed.store.checksums import compute_checksums
 from memfeed.store.coded_columns import decoded_column

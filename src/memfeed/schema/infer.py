@@ -11,8 +11,7 @@ import torch
 from memfeed.errors import FieldError, SchemaError, brief, listed
 from memfeed.schema.fields import Field, Kind, Node, Path, Schema, display, dtype_name
 from memfeed.schema.kept_tensors import SIZED_KEYS
-from memfeed.schema.names import find_field
-from memfeed.schema.stems import StemAssigner
+from memfeed.schema.names import StemAssigner, find_field
 from memfeed.schema.structure import LeafSpecs, infer_structure
 from memfeed.schema.tensordicts import is_tensorclass
 from memfeed.schema.tree import record_names

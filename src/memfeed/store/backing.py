@@ -28,11 +28,11 @@ from memfeed.store.coded_columns import decoded_column
 from memfeed.store.columns import Column, FixedColumn
 from memfeed.store.format import Identity
 from memfeed.store.manifest import Manifest
-from memfeed.store.mapping import ORDINARY, map_descriptor
 from memfeed.store.ragged import Located, RaggedFiles, column_files, fixed_file, ragged_files
 from memfeed.store.ragged_columns import RaggedColumn
 from memfeed.store.row_supply import RowSupply
 from memfeed.system.descriptors import open_read
+from memfeed.system.mapped_memory import ORDINARY, map_descriptor
 
 
 class GrowingColumn(RaggedColumn):

@@ -21,12 +21,12 @@ from memfeed.schema.codec import Int64Array, unpack
 from memfeed.schema.fields import Field
 from memfeed.schema.values import bytes_of
 from memfeed.store.copied_ranges import select_rows
-from memfeed.store.mapping import ORDINARY, map_checked, read_file
 from memfeed.store.ragged import Located, fixed_file
 from memfeed.system.buffers import Allocator
+from memfeed.system.mapped_memory import ORDINARY, map_checked, read_file
 
 if TYPE_CHECKING:
-    from memfeed.store.document_blocks import Packing
+    from memfeed.store.packed import Packing
 
 
 class Column:

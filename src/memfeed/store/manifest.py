@@ -16,7 +16,7 @@ from memfeed.errors import StoreError
 from memfeed.schema.codec import array_dtype, codec_of_field
 from memfeed.schema.fields import DEEPEST, DTYPES, HEAP_OF_BYTES, Field, Node, Schema, display
 from memfeed.schema.kept_tensors import SIZED, SIZED_KEYS, part_names
-from memfeed.schema.stems import is_stem, same_file
+from memfeed.schema.names import is_stem, same_file
 from memfeed.store.dataset_attributes import TARGETS_FILE, Attributes, attributes_problem, metadata_problem
 from memfeed.store.ragged import column_files
 

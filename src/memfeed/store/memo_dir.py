@@ -16,13 +16,13 @@ from memfeed.errors import CorruptStoreError
 from memfeed.schema.codec import Int64Array
 from memfeed.schema.fields import DTYPES, Field, Kind, Node, Schema, display
 from memfeed.schema.fields import Path as FieldPath
-from memfeed.schema.stems import StemAssigner
+from memfeed.schema.names import StemAssigner
 from memfeed.store.columns import Column
 from memfeed.store.format import WORK_DIRECTORY
-from memfeed.store.mapping import map_file, read_file
 from memfeed.store.memo_format import BLOB, FOOTER_BYTES, KEY, Blob, is_right, layout_bytes, read_footer
 from memfeed.store.ragged import Located, RaggedFiles, ragged_files
 from memfeed.store.ragged_columns import NestedColumn, RaggedColumn, RaggedRows
+from memfeed.system.mapped_memory import map_file, read_file
 
 _LEAVES = ("bytes", "tensor", "array", "scalar", "image")
 PRESENT = (1, 2)  # the states of a row that can be read: WRITTEN and DURABLE of memfeed.building.partial

@@ -20,8 +20,8 @@ from memfeed.schema.fields import HEAP_OF_BYTES, Field
 from memfeed.schema.values import bytes_of
 from memfeed.store.columns import Column, ConcatColumn, FileColumn
 from memfeed.store.copied_ranges import copy_ranges
-from memfeed.store.mapping import ORDINARY, map_checked, read_file
 from memfeed.store.ragged import INT64_BYTES, Located, RaggedFiles, consecutive_starts, dims_width, element_counts
+from memfeed.system.mapped_memory import ORDINARY, map_checked, read_file
 
 LARGEST_HIDDEN = 1 << 32  # the product of the other dims of a row that has a dim of 0
 

@@ -16,14 +16,13 @@ import torch
 from memfeed.errors import FieldError, StoreError
 from memfeed.order.orders import permutation
 from memfeed.schema.codec import Int64Array
-from memfeed.schema.names import Name, Names
-from memfeed.schema.stems import decode_key
-from memfeed.store import bulk, indexing
+from memfeed.schema.names import Name, Names, decode_key
+from memfeed.store import bulk
 from memfeed.store.facts import Facts
 from memfeed.store.gather import ReadSamples, all_rows
 from memfeed.store.lengths import row_lengths
 from memfeed.store.ragged_gather import RaggedView
-from memfeed.store.view import View
+from memfeed.store.view import View, many_rows, one_row, part_lengths
 from memfeed.system.messages import say_once
 from memfeed.system.openmp import fork_safe
 from memfeed.system.progress import SLOW_SECONDS, Progress
@@ -109,8 +108,8 @@ class Store(Facts):
         if isinstance(which, str):
             raise FieldError(f"found the index {which!r}; rows have numbers: for a field use column({which!r})")
         if isinstance(which, list | tuple | range | np.ndarray | torch.Tensor) and np.ndim(which) > 0:
-            return self._batch(indexing.many_rows(which, len(self)))
-        row = indexing.one_row(which, len(self))
+            return self._batch(many_rows(which, len(self)))
+        row = one_row(which, len(self))
         base_row = row if self._view.rows is None else int(self._view.rows[row])
         with self._view.present(np.array([base_row])):
             return self._view.sample_maker.assemble([column.read_row(base_row) for column in self._view.columns])
@@ -126,7 +125,7 @@ class Store(Facts):
         """
         if len(ids) and all(isinstance(one, list | tuple) for one in ids):
             return [self[one] for one in ids]
-        rows = indexing.many_rows(list(ids), len(self))
+        rows = many_rows(list(ids), len(self))
         base_rows = self._view.base_rows(rows)
         with self._view.present(base_rows):
             leaves = self._view.gather(base_rows)
@@ -233,14 +232,14 @@ class Store(Facts):
     def subset(self, rows: Any) -> Store:
         """Return a store of the given rows (ints, or a mask of bools), in that order; nothing is copied."""
         view = self._view
-        return Store(View(view.backing, view.types, view.fields, view.base_rows(indexing.many_rows(rows, len(self)))))
+        return Store(View(view.backing, view.types, view.fields, view.base_rows(many_rows(rows, len(self)))))
 
     def split(self, parts: Sequence[float], *, seed: int = 0) -> list[Store]:
         """Split into disjoint random subsets that cover every row: fractions that sum to 1, or counts that sum to n.
 
         As in `torch.utils.data.random_split`, the rows left by rounding go to the first parts, one each.
         """
-        edges = np.cumsum([0, *indexing.part_lengths(parts, len(self))])
+        edges = np.cumsum([0, *part_lengths(parts, len(self))])
         rows = permutation(len(self), seed, 0)
         return [self.subset(rows[first:last]) for first, last in pairwise(edges)]
 

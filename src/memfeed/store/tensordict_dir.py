@@ -25,7 +25,7 @@ import xxhash
 
 from memfeed.errors import CorruptStoreError, StoreError
 from memfeed.schema.fields import DEEPEST, DTYPES
-from memfeed.schema.stems import encode_key
+from memfeed.schema.names import encode_key
 from memfeed.store.format import LARGEST_JSON, metadata_limit
 from memfeed.store.manifest import LARGEST_FILE, MOST_EMPTY_ROWS, MOST_ROWS
 from memfeed.store.tensordict_entries import (

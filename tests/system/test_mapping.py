@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from memfeed.errors import CorruptStoreError, StoreError
-from memfeed.store import mapping
-from memfeed.store.mapping import map_checked, map_descriptor, map_file, read_file
+from memfeed.system import mapped_memory as mapping
+from memfeed.system.mapped_memory import map_checked, map_descriptor, map_file, read_file
 
 
 @pytest.fixture
