@@ -22,9 +22,8 @@ import numpy as np
 import torch
 from PIL import Image
 
-from measure import PHOTOS, Check, in_turns, parser, ratio, table, write
-from memfeed.codecs import lossless
-from memfeed.codecs.codec import parse_codec
+from measure import PHOTOS, Check, decode_rows, in_turns, parser, ratio, table, write
+from memfeed.codecs import lossless, parse_codec
 from memfeed.codecs.jpeg import ErrorSum
 
 SIDE = 256
@@ -119,8 +118,7 @@ def rates(name: str, rows: list[np.ndarray], form: str, rounds: int) -> dict[str
     raw, coded = sum(row.nbytes for row in rows), sum(map(len, blobs))
     decode = seconds_a_row(lambda index: codec.decode(blobs[index], batch[index]), len(rows), rounds)
     batches = {
-        threads: lambda threads=threads: _timed(lambda: codec.decode_rows(blobs, list(batch), threads))
-        for threads in (1, 2)
+        threads: lambda threads=threads: _timed(lambda: decode_rows(codec, blobs, batch, threads)) for threads in (1, 2)
     }
     seconds = in_turns({str(threads): work for threads, work in batches.items()}, rounds, 0.1)
     return {

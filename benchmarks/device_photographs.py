@@ -19,7 +19,7 @@ from device_run import Run, timed
 from forms import make_folder
 from forms_contenders import BATCH, FORMS, dataset_of
 from measure import PHOTOS, medians, table
-from memfeed.codecs.codec import parse_codec
+from memfeed.codecs import parse_codec
 
 # --- decoding
 

@@ -38,8 +38,22 @@ from forms_contenders import (
     serve,
     store_path,
 )
-from measure import PHOTOS, Check, Seconds, in_turns, machine, medians, parser, ratio, seconds_of, show, table, write
-from memfeed.codecs.codec import parse_codec
+from measure import (
+    PHOTOS,
+    Check,
+    Seconds,
+    decode_rows,
+    in_turns,
+    machine,
+    medians,
+    parser,
+    ratio,
+    seconds_of,
+    show,
+    table,
+    write,
+)
+from memfeed.codecs import parse_codec
 from memfeed.transforms.backends.compiled_passes import LOOPS
 from others import Contender
 
@@ -143,7 +157,7 @@ def two_threads(work: Work, rounds: int) -> dict[str, float]:
         outs = [np.empty_like(row) for row in rows]
 
         def decode(threads: int, codec: Any = codec, blobs: Any = blobs, outs: Any = outs) -> float:
-            return seconds_of(lambda: codec.decode_rows(blobs, outs, threads))
+            return seconds_of(lambda: decode_rows(codec, blobs, outs, threads))
 
         seconds = in_turns({"1": lambda run=decode: run(1), "2": lambda run=decode: run(2)}, rounds, 0.1)
         found[form] = ratio(seconds, "1", "2")

@@ -13,7 +13,7 @@ import platform
 import resource
 import statistics
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -23,7 +23,9 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
+from memfeed.codecs import Codec
 from memfeed.system.mapped_memory import in_page_cache
+from memfeed.system.share import Threads, share
 
 RESULTS = Path(__file__).parent / "results"
 PACKAGES = ("torch", "torchvision", "pillow", "tensordict", "numpy", "numba", "memfeed")  # whose versions are kept
@@ -247,3 +249,14 @@ def _version(package: str) -> str | None:
 
 def _lines(path: str) -> list[str]:
     return Path(path).read_text().splitlines() if Path(path).exists() else []
+
+
+def decode_rows(codec: Codec, blobs: Sequence[Any], outs: Sequence[Any], threads: int) -> None:
+    """Fill each of ``outs`` from its blob, in so many threads, as a store does."""
+
+    def decode(begin: int, end: int) -> None:
+        for blob, out in zip(blobs[begin:end], outs[begin:end], strict=True):
+            codec.decode(blob, out)
+
+    with Threads(threads).in_use():
+        share(len(blobs), decode, kind="decode")

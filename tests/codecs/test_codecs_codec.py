@@ -4,7 +4,7 @@ import importlib.util
 
 import pytest
 
-from memfeed.codecs.codec import codec_of, parse_codec
+from memfeed.codecs import codec_of, parse_codec
 from memfeed.codecs.jpeg import Jpeg
 from memfeed.codecs.lossless import Lz4, Zstd
 from memfeed.errors import CorruptStoreError, StoreError

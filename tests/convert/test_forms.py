@@ -6,7 +6,7 @@ import torch
 from torchvision.tv_tensors import Mask
 
 import memfeed
-from memfeed.codecs.codec import Jpeg, Zstd
+from memfeed.codecs import Jpeg, Zstd
 from memfeed.convert.forms import Forms, coded_schema, forms_of, losses_of, observed_shapes
 from memfeed.errors import FieldError, SchemaError, StaleStoreError
 from memfeed.schema.compare import equal

@@ -16,7 +16,7 @@ import pytest
 from torchvision import tv_tensors
 
 import memfeed
-from memfeed.codecs.codec import CODECS
+from memfeed.codecs import CODECS
 from memfeed.schema.fields import DTYPES
 from memfeed.store import format
 

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any, ClassVar, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
 from memfeed.errors import CorruptStoreError
-from memfeed.system.share import Threads
+from memfeed.system import messages
 
 Array = npt.NDArray[Any]
 Blob = npt.NDArray[np.uint8]
@@ -25,6 +25,7 @@ class Codec(Protocol):
 
     name: ClassVar[str]
     lossless: ClassVar[bool]
+    module: ClassVar[str]  # of its library
 
     def parameters(self) -> Mapping[str, int | str]:
         """Return the parameters for a manifest: `codec_of(codec.name, codec.parameters())` equals the codec."""
@@ -33,7 +34,7 @@ class Codec(Protocol):
     @classmethod
     def require(cls) -> None:
         """Raise ModuleNotFoundError with the line to install if the codec's library is missing."""
-        ...
+        messages.require("codecs", cls.module)
 
     def fitted(self, dtype: np.dtype[Any], shape: Shape) -> Codec:
         """Return this codec with the parameters that depend on the column filled in. The codec must accept it."""
@@ -74,23 +75,6 @@ class Codec(Protocol):
         any values.
         """
         ...
-
-    def decode_rows(self, blobs: Sequence[Blob], outs: Sequence[Array], threads: int) -> None:
-        """Fill each of `outs` from its blob, in up to `threads` threads, without Python's lock where it takes long.
-
-        Within a part of `system.share` it uses the calling thread alone. Raises as `decode` does; the error's
-        `position` is the index of its blob. The other rows may then be missing.
-        """
-
-        def decode_part(begin: int, end: int) -> None:
-            for position in range(begin, end):
-                try:
-                    self.decode(blobs[position], outs[position])
-                except CorruptStoreError as error:
-                    error.position = position  # type: ignore[attr-defined]
-                    raise
-
-        Threads(threads).share(len(blobs), decode_part, least=1, kind="gather", work=len(blobs), by_torch=False)
 
 
 def corrupt(found: str, expected: str) -> CorruptStoreError:

@@ -20,7 +20,6 @@ import numpy as np
 
 from memfeed.codecs.contract import Array, Blob, Codec, Shape, corrupt
 from memfeed.errors import SchemaError, brief
-from memfeed.system import messages
 from memfeed.system.compiled import Loops
 
 SUBSAMPLINGS = ("4:4:4", "4:2:2", "4:2:0")
@@ -50,6 +49,7 @@ class Jpeg(Codec):
 
     name: ClassVar[str] = "jpeg"
     lossless: ClassVar[bool] = False
+    module: ClassVar[str] = "simplejpeg"
     quality: int = 95
     subsampling: str = ""
     layout: str = "chw"
@@ -63,11 +63,6 @@ class Jpeg(Codec):
             raise ValueError(f"found subsampling={brief(self.subsampling)}; expected one of {', '.join(SUBSAMPLINGS)}")
         if self.layout not in _LAYOUTS:
             raise ValueError(f"found layout={brief(self.layout)}; expected one of {', '.join(_LAYOUTS)}")
-
-    @classmethod
-    def require(cls) -> None:
-        """Raise ModuleNotFoundError with the line to install if simplejpeg is missing."""
-        messages.require("codecs", "simplejpeg")
 
     def parameters(self) -> Mapping[str, int | str]:
         """Return quality, subsampling and layout."""

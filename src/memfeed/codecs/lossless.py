@@ -39,7 +39,6 @@ import numpy as np
 
 from memfeed.codecs.contract import Array, Blob, Codec, Shape, corrupt
 from memfeed.errors import SchemaError, brief
-from memfeed.system import messages
 
 NONE, CHANNELS, BYTES = 0, 1, 2
 
@@ -59,7 +58,7 @@ def apply(code: int, row: Array) -> Array:
         differences[2] -= row[1]
         data: Array = differences.reshape(-1)
     elif code == BYTES:
-        data = np.ascontiguousarray(_elements(row).view(np.uint8).reshape(-1, _width(row.dtype)).T).reshape(-1)
+        data = np.ascontiguousarray(row.reshape(-1).view(np.uint8).reshape(-1, _width(row.dtype)).T).reshape(-1)
     else:
         data = row.reshape(-1).view(np.uint8)
     return data
@@ -87,11 +86,6 @@ def undo(code: int, data: Array, out: Array) -> None:
 def _width(dtype: np.dtype[Any]) -> int:
     """Return the bytes of an element, half of them for a complex number."""
     return dtype.itemsize // 2 if dtype.kind == "c" else dtype.itemsize
-
-
-def _elements(row: Array) -> Array:
-    elements: Array = row.reshape(-1).view(f"u{_width(row.dtype)}")
-    return elements
 
 
 DTYPE_CODES: dict[str, int] = {
@@ -167,12 +161,6 @@ class Lossless(Codec):
     """The blob of a lossless codec. A derived class compresses bytes, and decompresses a number of bytes it is told."""
 
     lossless: ClassVar[bool] = True
-    module: ClassVar[str]
-
-    @classmethod
-    def require(cls) -> None:
-        """Raise ModuleNotFoundError with the line to install if the codec's library is missing."""
-        messages.require("codecs", cls.module)
 
     @abstractmethod
     def _compress(self, data: memoryview) -> bytes: ...

@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from memfeed.codecs.codec import CODECS, Codec, parse_codec
+from memfeed.codecs import CODECS, Codec, parse_codec
 from memfeed.codecs.jpeg import ErrorSum
 from memfeed.errors import SchemaError, brief, listed
 from memfeed.schema import values

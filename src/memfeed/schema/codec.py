@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from memfeed.codecs.codec import Codec, codec_of
+from memfeed.codecs import Codec, codec_of
 from memfeed.errors import CorruptStoreError, SchemaError
 from memfeed.schema.fields import DTYPES, HEAP_OF_BYTES, Field
 from memfeed.schema.values import (

@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from memfeed.codecs.codec import Codec
+from memfeed.codecs import Codec
 from memfeed.errors import CorruptStoreError
 from memfeed.schema import codec
 from memfeed.schema.codec import ROW_BYTES, Int64Array

@@ -60,30 +60,6 @@ class Threads:
         found = self._choices.get((kind, by_torch))
         return self._choices.setdefault((kind, by_torch), ThreadChoice(self._most)) if found is None else found
 
-    def share(
-        self,
-        rows: int,
-        function: RowsFunction,
-        least: int,
-        kind: Kind,
-        work: float,
-        by_torch: bool,
-        is_heavy: bool = False,
-    ) -> None:
-        """See the function ``share``."""
-        if rows < 2 * least or not openmp.can_limit():
-            function(0, rows)
-            return
-        if is_heavy or self._fixed is not None or self._most == 1:
-            _run(rows, function, least, self._most, by_torch, HEAVY_PARTS if is_heavy else PARTS)
-            return
-        by_torch = by_torch and torch.get_num_threads() > 1
-        choice = self.choice(kind, by_torch)
-        threads = choice.next()
-        began, cpu_began = perf_counter(), thread_time()
-        _run(rows, function, least, threads, by_torch)
-        choice.note(threads, work, perf_counter() - began, thread_time() - cpu_began)
-
     def describe(self) -> dict[str, int]:
         """Return the most threads that work may take, and what is taken for each kind of work that was measured."""
         taken: dict[str, int] = {}
@@ -128,13 +104,21 @@ def share(
             it, and nothing is measured: a comparison would run it with one thread, and other programs that take a core
             meanwhile could let one thread win.
     """
-    if getattr(_here, "in_part", False):
+    if getattr(_here, "in_part", False) or rows < 2 * least or not openmp.can_limit():
         function(0, rows)
         return
     threads: Threads | None = getattr(_here, "threads", None)
     if threads is None:
         threads = _by_hand()
-    threads.share(rows, function, least, kind, rows if work is None else work, by_torch, is_heavy)
+    if is_heavy or threads._fixed is not None or threads._most == 1:
+        _run(rows, function, least, threads._most, by_torch, HEAVY_PARTS if is_heavy else PARTS)
+        return
+    by_torch = by_torch and torch.get_num_threads() > 1
+    choice = threads.choice(kind, by_torch)
+    count = choice.next()
+    began, cpu_began = perf_counter(), thread_time()
+    _run(rows, function, least, count, by_torch)
+    choice.note(count, rows if work is None else work, perf_counter() - began, thread_time() - cpu_began)
 
 
 class _Job:
