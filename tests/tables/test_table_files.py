@@ -6,7 +6,7 @@ import torch
 
 import memfeed
 from memfeed.errors import SchemaError, StoreError
-from memfeed.tables.open_table import Hdf5Column
+from memfeed.tables.table_column import TableColumn
 from support import cache, equal
 
 pa = pytest.importorskip("pyarrow")
@@ -117,13 +117,13 @@ def test_hdf5_files(path, hdf5):
 
 
 def test_hdf5_is_read_in_chunks(path, hdf5, monkeypatch):
-    read, most = Hdf5Column.read, []
+    read, most = TableColumn.read, []
 
     def counted(self, start, stop):
         most.append(stop - start)
         return read(self, start, stop)
 
-    monkeypatch.setattr(Hdf5Column, "read", counted)
+    monkeypatch.setattr(TableColumn, "read", counted)
     monkeypatch.setattr("memfeed.convert.driver.BLOCK_BYTES", 1000)
     cache(hdf5["image"], path)
     assert max(most) < 20

@@ -162,14 +162,21 @@ def _to_text(field: Field, value: Any) -> bytes:
     raise SchemaError(f"found {type(value).__name__}; expected {field.kind}, as in the samples probed")
 
 
+def _compressed(field: Field, codec: Codec, value: Any, cast: bool) -> bytes:
+    """Return one row of a coded column as its blob."""
+    row = as_array(_row_tensor(field.decoded, value, cast).contiguous())
+    if row.nbytes >= ROW_BYTES:
+        raise SchemaError(f"found a row of {row.nbytes:,} bytes; expected less than 4 GiB in a compressed field")
+    return codec.encode(row)
+
+
 def pack(field: Field, values: Sequence[Any], *, cast: bool = False) -> Packed:
     """Return consecutive rows of one column as bytes.
 
     Raises SchemaError (ShapeMismatchError if promoting the column would help); its ``position`` is the index of the
     value in ``values``.
     """
-    if field.coding is not None:
-        return _pack_coded(field, values, cast)
+    codec = None if field.coding is None else codec_of_field(field)
     if field.form == "scalar" and field.kind == "fixed" and not cast:
         expected = next(cls for cls, name in SCALAR_DTYPES.items() if name == field.dtype)
         if all(type(value) is expected for value in values):
@@ -182,7 +189,10 @@ def pack(field: Field, values: Sequence[Any], *, cast: bool = False) -> Packed:
         if field.kind in HEAP_OF_BYTES:
             texts: list[bytes | None] = []
             for position, value in enumerate(values):  # noqa: B007
-                texts.append(None if value is None and field.optional else _to_text(field, value))
+                if value is None and field.optional:
+                    texts.append(None)
+                else:
+                    texts.append(_to_text(field, value) if codec is None else _compressed(field, codec, value, cast))
             dims = np.array([[-1 if text is None else len(text)] for text in texts], np.int64).reshape(-1, 1)
             return Packed([np.frombuffer(text, np.uint8) for text in texts if text], dims)
         buffers, shapes = [], []
@@ -205,30 +215,6 @@ def pack(field: Field, values: Sequence[Any], *, cast: bool = False) -> Packed:
         refused = SchemaError(f"found {text}; expected {field.describe()} ({error})")
         refused.position = position  # type: ignore[attr-defined]
         raise refused from error
-
-
-def _pack_coded(field: Field, values: Iterable[Any], cast: bool) -> Packed:
-    """Return consecutive rows of a coded column, each compressed."""
-    decoded, codec = field.decoded, codec_of_field(field)
-    blobs: list[bytes | None] = []
-    try:
-        for value in values:
-            is_none = value is None and field.optional
-            row = None if is_none else as_array(_row_tensor(decoded, value, cast).contiguous())
-            if row is not None and row.nbytes >= ROW_BYTES:
-                raise SchemaError(
-                    f"found a row of {row.nbytes:,} bytes; expected less than 4 GiB in a compressed field"
-                )
-            blobs.append(None if row is None else codec.encode(row))
-    except SchemaError as error:
-        error.position = len(blobs)  # type: ignore[attr-defined]
-        raise
-    except (ValueError, TypeError, RuntimeError, OverflowError) as error:
-        refused = SchemaError(f"found a {type(value).__name__}; expected {field.describe()} ({error})")
-        refused.position = len(blobs)  # type: ignore[attr-defined]
-        raise refused from error
-    dims = np.array([[-1 if blob is None else len(blob)] for blob in blobs], np.int64).reshape(-1, 1)
-    return Packed([np.frombuffer(blob, np.uint8) for blob in blobs if blob], dims)
 
 
 def decoded_row(field: Field, packed: Packed) -> Packed:
@@ -265,7 +251,7 @@ def pack_column(field: Field, rows: Any, *, cast: bool = False) -> Packed:
     tensor = as_tensor(rows)
     assert tensor is not None
     if field.coding is not None:
-        return _pack_coded(field, tensor, cast)
+        return pack(field, list(tensor), cast=cast)
     if cast and tensor.dtype != field.torch_dtype:
         tensor = cast_exactly(tensor, field.torch_dtype)
     return Packed([bytes_of(tensor)], None)

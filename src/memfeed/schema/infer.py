@@ -12,7 +12,7 @@ from memfeed.errors import FieldError, SchemaError, brief, listed
 from memfeed.schema.fields import Field, Kind, Node, Path, Schema, display, dtype_name
 from memfeed.schema.kept_tensors import SIZED_KEYS
 from memfeed.schema.names import StemAssigner, find_field
-from memfeed.schema.structure import LeafSpecs, infer_structure
+from memfeed.schema.structure import Inference, LeafSpecs
 from memfeed.schema.tensordicts import is_tensorclass
 from memfeed.schema.tree import record_names
 
@@ -64,7 +64,8 @@ def infer(
             raise FieldError(
                 f"found kind {brief(kind)} for {brief(key)} in fields=; expected one of {', '.join(get_args(Kind))}"
             )
-    structure, leaves = infer_structure(samples, {**(kinds or {}), **chosen}, indices or range(len(samples)))
+    inference = Inference({**(kinds or {}), **chosen}, indices or range(len(samples)))
+    structure, leaves = inference.infer_node((), list(samples)), inference.leaves
     if not leaves:
         raise SchemaError("found samples without any value; expected at least one tensor, number, str or other value")
     outer = _as_record(structure, types)
@@ -147,24 +148,22 @@ def _by_path(
 
 
 def _names_of_leaves(given: Sequence[str], structure: Node) -> list[str]:
-    """Return the name of each leaf. Boxes have one name: it is that of their numbers."""
+    """Return the name of each leaf; raise FieldError unless fields= gives one for each.
+
+    Boxes have one name: it is that of their numbers.
+    """
     paths = list(structure.leaves())
     sizes = {(*path, SIZED_KEYS[1]) for path, _ in structure.tv_tensors()}
-    names = iter(_checked_names(given, [display(path) for path in paths if path not in sizes]))
-    found: list[str] = []
-    for path in paths:
-        found.append(f"{found[-1]}.{path[-1]}" if path in sizes else next(names))
-    return found
-
-
-def _checked_names(given: Sequence[str], leaves: Sequence[str]) -> list[str]:
-    """Return the names that fields= gives; raise FieldError unless there is one for each leaf."""
+    leaves = [display(path) for path in paths if path not in sizes]
     if len(given) != len(leaves) or len(set(given)) != len(given):
         raise FieldError(
             f"found {len(given)} names in fields= ({listed(given, 100)}); expected {len(leaves)} different ones, one "
             f"for each leaf of a sample, in this order: {listed(leaves)}"
         )
-    return list(given)
+    names, found = iter(given), list[str]()
+    for path in paths:
+        found.append(f"{found[-1]}.{path[-1]}" if path in sizes else next(names))
+    return found
 
 
 def _record_names_in(structure: Node) -> set[str]:

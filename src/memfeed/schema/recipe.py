@@ -117,14 +117,13 @@ def _fill(*names: str) -> Argument:
     )
 
 
-def _is_padding(value: Any) -> bool:
-    return _is_int(value, 0, _MOST_SIDE) or _are(value, (1, 2, 4), lambda one: _is_int(one, 0, _MOST_SIDE))
-
-
 _FLAG = Argument(lambda value: type(value) is bool, "true or false")
 _PROBABILITY = Argument(lambda value: _is_number(value, 0, 1), "a number from 0 to 1")
 _RATIO = _pair(1e-3, 1e3)
-_PADDING = Argument(_is_padding, f"an int from 0 to {_MOST_SIDE}, or 2 or 4 of them")
+_PADDING = Argument(
+    lambda value: _are(numbers(value), (1, 2, 4), lambda one: _is_int(one, 0, _MOST_SIDE)),
+    f"an int from 0 to {_MOST_SIDE}, or 2 or 4 of them",
+)
 _SAMPLED = _one_of("bilinear", "bicubic", "nearest", "nearest-exact")
 _TURNED = {
     "degrees": _one_or_pair(-_LARGEST, _LARGEST),

@@ -29,28 +29,18 @@ class LeafSpecs(NamedTuple):
     specs: Specs
 
 
-def infer_structure(
-    samples: Sequence[Any], kinds: Mapping[Any, Kind], indices: Sequence[int]
-) -> tuple[Node, list[LeafSpecs]]:
-    """Return the structure that all samples share, and its leaves in order.
+class Inference:
+    """Walks all samples at the same time and collects the leaves, in order.
 
-    ``kinds`` are the kinds that the user chose by path or name, ``indices`` the sample indices for messages. Raises
-    SchemaError.
+    ``kinds`` are the kinds that the user chose by path or name, ``indices`` the sample indices for messages.
     """
-    inference = _Inference(kinds, indices)
-    structure = inference.infer_node((), list(samples))
-    return structure, inference.leaves
-
-
-class _Inference:
-    """Walks all samples at the same time and collects the leaves."""
 
     def __init__(self, kinds: Mapping[Any, Kind], indices: Sequence[int]) -> None:
         self.kinds, self.indices = kinds, indices
         self.leaves: list[LeafSpecs] = []
 
     def infer_node(self, path: Path, parts: list[Any], parent_kind: str = "") -> Node:
-        """Return the structure at ``path``, where each sample has one of ``parts``."""
+        """Return the structure at ``path``, where each sample has one of ``parts``. Raises SchemaError."""
         if len(path) > DEEPEST:
             raise SchemaError(
                 f"found containers nested more than {DEEPEST} deep at {display(path[:4])}...; expected fewer: flatten "

@@ -51,7 +51,12 @@ def load(
 ) -> list[Any]:
     """Return the leaves of one batch of ``rows`` on a device; see ``Store.to``."""
     target = _target(device)
-    _check_free_memory(title, sum(_bytes(c, rows) for c in columns if c.layout == "dense"), target)
+    needed = sum(_bytes(column, rows) for column in columns if column.layout == "dense")
+    if target.type == "cuda" and needed > (free := memory_info(target)[0]):
+        raise StoreError(
+            f"{title}: found {format_bytes(free)} free on {target}; expected {format_bytes(needed)} for all rows: "
+            "select() fields, or leave the store mapped and let a Loader move the batches"
+        )
     offsets: dict[int, torch.Tensor] = {}
     leaves = []
     total = sum(_bytes(column, rows) for column in columns)
@@ -187,17 +192,6 @@ def _bytes(column: Column, rows: Int64Array) -> int:
     if column.layout == "dense":
         return math.prod(_shape(column, rows)) * column.field.itemsize
     return column.locate(rows).nbytes if column.layout == "ragged" else 0
-
-
-def _check_free_memory(title: str, needed: int, target: torch.device) -> None:
-    if target.type != "cuda":
-        return
-    free, _ = memory_info(target)
-    if needed > free:
-        raise StoreError(
-            f"{title}: found {format_bytes(free)} free on {target}; expected {format_bytes(needed)} for all rows: "
-            "select() fields, or leave the store mapped and let a Loader move the batches"
-        )
 
 
 def _tensors(tree: Any, parent: Path = ()) -> Iterator[tuple[Path, torch.Tensor]]:

@@ -168,7 +168,10 @@ def verify(path: Path, manifest: Manifest, report: OnProgress | None = None) -> 
     """Raise CorruptStoreError naming field, rows and file of the first chunk whose bytes have changed."""
     with closing(bad_chunks(path, manifest, report)) as bad:
         for chunk in bad:
-            raise CorruptStoreError(_damage(path, manifest, chunk))
+            raise CorruptStoreError(
+                f"{path / chunk.name}: found other bytes than were written, in {describe_chunk(manifest, chunk)}; "
+                "restore the file from a copy, or compute these rows again: memfeed.repair(dataset, path)"
+            )
 
 
 def describe_chunk(manifest: Manifest, chunk: Chunk) -> str:
@@ -179,10 +182,3 @@ def describe_chunk(manifest: Manifest, chunk: Chunk) -> str:
     rows = f"rows {chunk.first // record} to {last // record}" if record else "some of its rows"
     what = f"field {field.name}" if field is not None else "the targets of the dataset"
     return f"{chunk.size:,} bytes from {chunk.first:,} ({what}, {rows})"
-
-
-def _damage(path: Path, manifest: Manifest, chunk: Chunk) -> str:
-    return (
-        f"{path / chunk.name}: found other bytes than were written, in {describe_chunk(manifest, chunk)}; "
-        "restore the file from a copy, or compute these rows again: memfeed.repair(dataset, path)"
-    )

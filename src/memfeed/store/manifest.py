@@ -6,7 +6,7 @@ docs/format.md is the specification.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+import re
 from itertools import pairwise
 from typing import Any
 
@@ -99,7 +99,14 @@ def manifest_problem(manifest: Manifest) -> str:
         problem = attributes_problem(manifest.attributes, manifest.schema.decoded.fields)
     if manifest.metadata and not problem:
         problem = metadata_problem(manifest.metadata)
-    problem = problem or _files_problem(manifest) or _provenance_problem(manifest)
+    problem = problem or _files_problem(manifest)
+    if problem:
+        return problem
+    if not all(0 <= index <= MOST_ROWS for index in manifest.skipped):
+        return "a skipped index out of range"
+    if any(one >= other for one, other in pairwise(manifest.skipped)):
+        return "skipped indices out of order"
+    problem = fingerprint_problem(manifest.fingerprint, manifest.schema)
     if not problem and manifest.version < required_version(manifest):
         return f"version {manifest.version} with features of version {required_version(manifest)}"
     return problem
@@ -122,7 +129,7 @@ def schema_problem(schema: Schema, row_count: int) -> str:
         stems.add(same_file(field.stem))
         if math.prod(dim for dim in (row_count, *field.shape) if dim) * field.itemsize > LARGEST_FILE:
             return f"{row_count} rows of shape {field.shape}, too many to address"
-    inside = next((stem for stem in stems for above in _directories_above(stem) if above in stems), None)
+    inside = next((stem for stem in stems if any(stem[: at.start()] in stems for at in re.finditer("/", stem))), None)
     return "" if inside is None else f"a field with the file name {inside!r} inside another field's"
 
 
@@ -141,15 +148,6 @@ def _files_problem(manifest: Manifest) -> str:
     if manifest.rows > MOST_EMPTY_ROWS and not any(manifest.files.values()):
         return f"{manifest.rows} rows in no byte at all"
     return ""
-
-
-def _provenance_problem(manifest: Manifest) -> str:
-    """Return a phrase that says what is wrong with the skipped indices and the fingerprint, or an empty string."""
-    if not all(0 <= index <= MOST_ROWS for index in manifest.skipped):
-        return "a skipped index out of range"
-    if any(one >= other for one, other in pairwise(manifest.skipped)):
-        return "skipped indices out of order"
-    return fingerprint_problem(manifest.fingerprint, manifest.schema)
 
 
 def fingerprint_problem(fingerprint: Fingerprint | None, schema: Schema) -> str:
@@ -171,11 +169,6 @@ def codec_problem(field: Field) -> str:
         return ""  # the library is asked for when a row is read
     except StoreError as error:
         return str(error)
-
-
-def _directories_above(stem: str) -> Iterator[str]:
-    parts = stem.split("/")
-    return ("/".join(parts[:depth]) for depth in range(1, len(parts)))
 
 
 def node_problem(node: Node, depth: int = 0) -> str:

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 import torch
 import xxhash
 
@@ -214,14 +213,6 @@ class _PermutedColumn(RaggedRows):
         kept = torch.from_numpy(data).view(self.field.torch_dtype).view([int(dims[dim]) for dim in self._order])
         undone = kept.permute([self._order.index(dim) for dim in range(len(self._order))])
         return undone.contiguous().view(-1).view(torch.uint8)
-
-    def copy(self, starts: Int64Array, lengths: Int64Array, out: npt.NDArray[np.uint8]) -> None:
-        """See ``RaggedRows.copy``."""
-        done = 0
-        for start, length in zip(starts.tolist(), lengths.tolist(), strict=True):
-            if length > 0:
-                out[done : done + length] = self.view(start, length).numpy()
-                done += length
 
 
 class _Fields:

@@ -39,7 +39,11 @@ class RaggedRows(Column):
 
     def copy(self, starts: Int64Array, lengths: Int64Array, out: npt.NDArray[np.uint8]) -> None:
         """Copy those bytes one after another into ``out``, which has exactly their size."""
-        raise NotImplementedError
+        done = 0
+        for start, length in zip(starts.tolist(), lengths.tolist(), strict=True):
+            if length > 0:
+                out[done : done + length] = self.view(start, length).numpy()
+                done += length
 
     def view(self, start: int, length: int) -> torch.Tensor:
         """Return those bytes as a uint8 tensor [length], without a copy if the column is mapped."""
@@ -232,13 +236,6 @@ class SeparateRowsColumn(RaggedRows):
         """See ``RaggedRows.locate``; here the start is the row's number."""
         dims = self.dims.numpy()[rows]
         return Located(rows, dims.prod(axis=1) * self.field.itemsize, dims)
-
-    def copy(self, starts: Int64Array, lengths: Int64Array, out: npt.NDArray[np.uint8]) -> None:
-        """See ``RaggedRows.copy``."""
-        done = 0
-        for row, length in zip(starts.tolist(), lengths.tolist(), strict=True):
-            out[done : done + length] = self.data[row].numpy()
-            done += length
 
     def view(self, start: int, length: int) -> torch.Tensor:
         """See ``RaggedRows.view``."""

@@ -125,7 +125,13 @@ def find_episodes(column: Column | None, row_count: int, rows: Int64Array | None
     Raises FieldError for a column of something else, RowError where the rows of an episode are not neighbours.
     """
     if rows is not None:
-        _check_unique(rows)
+        ordered = np.sort(rows)
+        twice = ordered[1:][ordered[1:] == ordered[:-1]]
+        if len(twice):
+            raise RowError(
+                f"found row {int(twice[0])} of the base store twice in this subset; expected each row once: call "
+                "windows(...) first, then subset(rows)"
+            )
     if column is None:
         return Episodes(np.zeros(min(row_count, 1), np.int64), row_count, rows)
     field = column.field
@@ -148,16 +154,6 @@ def find_episodes(column: Column | None, row_count: int, rows: Int64Array | None
             f"store.subset(store.column({field.name!r}).argsort(stable=True)).windows(...)"
         )
     return Episodes(starts, row_count, rows)
-
-
-def _check_unique(rows: Int64Array) -> None:
-    ordered = np.sort(rows)
-    twice = ordered[1:][ordered[1:] == ordered[:-1]]
-    if len(twice):
-        raise RowError(
-            f"found row {int(twice[0])} of the base store twice in this subset; expected each row once: call "
-            "windows(...) first, then subset(rows)"
-        )
 
 
 def describe(windows: Sequence[WindowArgument], within: Any, *, complete: bool) -> str:

@@ -125,14 +125,10 @@ class ThreadChoice:
     def _compare_next(self, upwards: bool = True) -> None:
         """Begin to compare the number with the next larger or smaller one, if there is one in that direction."""
         threads = self._threads
-        pairs = {True: (threads, min(2 * threads, self._most)), False: (_smaller(threads), threads)}
+        smaller = 1 << max((threads - 1).bit_length() - 1, 0)  # the power of two below; 1 for 1
+        pairs = {True: (threads, min(2 * threads, self._most)), False: (smaller, threads)}
         few, many = pairs[upwards]
         if few == many and self._compared is None:
             few, many = pairs[not upwards]
         self._compared = (few, many) if few != many else None
         self._forget()
-
-
-def _smaller(threads: int) -> int:
-    """Return the power of two below a number; 1 for 1."""
-    return 1 if threads == 1 else 1 << (threads - 1).bit_length() - 1

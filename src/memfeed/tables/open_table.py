@@ -86,46 +86,36 @@ def arrow_dataset(dataset: Any, library: str = "pyarrow") -> dict[str, Any]:
 
 
 def hdf5_columns(item: Any) -> Any:
-    """Return an h5py File or Group as a dict of the columns below it, an h5py Dataset as one column."""
+    """Return an h5py File or Group as a dict of the columns below it, an h5py Dataset as one column.
+
+    It is read in the process that opened it.
+    """
     import h5py
 
     if not isinstance(item, h5py.Dataset):
         if not len(item):
             raise SchemaError(f"found {item.name} in {item.file.filename} without a dataset; expected one or more")
         return {name: hdf5_columns(item[name]) for name in item}
-    return Hdf5Column(item)
-
-
-class Hdf5Column(TableColumn):
-    """An h5py Dataset, read in the process that opened it."""
-
-    def __init__(self, dataset: Any) -> None:
-        import h5py
-
-        name = f"{Path(dataset.file.filename).name}:{dataset.name}"
-        if not dataset.ndim:
+    name = f"{Path(item.file.filename).name}:{item.name}"
+    if not item.ndim:
+        raise SchemaError(
+            f"column {name}: found a single value without rows; expected one row per sample: "
+            "{name: d for name, d in file.items() if d.ndim}"
+        )
+    if h5py.check_string_dtype(item.dtype) is None:
+        if item.dtype.kind not in "biufc":
             raise SchemaError(
-                f"column {name}: found a single value without rows; expected one row per sample: "
-                "{name: d for name, d in file.items() if d.ndim}"
-            )
-        text, kind = h5py.check_string_dtype(dataset.dtype), dataset.dtype.kind
-        if text is None and (kind not in "biufc"):
-            raise SchemaError(
-                f"column {name}: found the dtype {dataset.dtype}; expected numbers or strings: "
+                f"column {name}: found the dtype {item.dtype}; expected numbers or strings: "
                 "{name: file[name] for name in names_of_numbers}"
             )
-        if text is not None and dataset.ndim > 1:
-            raise SchemaError(
-                f"column {name}: found strings of {dataset.ndim} dims; expected one string per row: "
-                f"memfeed.cache({{**columns, 'text': file[{dataset.name!r}][:, 0].tolist()}}, path)"
-            )
-        super().__init__(name, [len(dataset)], lambda _: dataset, lambda run: run, is_plain=text is None, is_lazy=True)
-        self._dataset = dataset if text is None else dataset.asstr()
-
-    def read(self, start: int, stop: int) -> Any:
-        """Return rows ``start`` to ``stop``: an array, of strings a list."""
-        part = self._dataset[start:stop]
-        return part if self.is_plain else part.tolist()
+        return TableColumn(name, [len(item)], lambda _: item, lambda run: run, is_plain=True, is_lazy=True)
+    if item.ndim > 1:
+        raise SchemaError(
+            f"column {name}: found strings of {item.ndim} dims; expected one string per row: "
+            f"memfeed.cache({{**columns, 'text': file[{item.name!r}][:, 0].tolist()}}, path)"
+        )
+    text = item.asstr()
+    return TableColumn(name, [len(item)], lambda _: text, lambda run: run.tolist(), is_plain=False, is_lazy=True)
 
 
 def open_table(data: Any) -> Any:
@@ -135,15 +125,13 @@ def open_table(data: Any) -> Any:
     column: an array or a `TableColumn`. Raises SchemaError for a table, or a column of one, that no store can hold.
     """
     opened = _open(data)
-    return _open_parts(data) if opened is None else opened
-
-
-def _open_parts(data: Any) -> Any:
+    if opened is not None:
+        return opened
     if type(data) is dict:
         return {key: _open_column(str(key), part) for key, part in data.items()}
     if not isinstance(data, tuple):
         return data
-    new: list[Any] = [_Samples(part) if is_a(part, "datasets", "Dataset") else open_table(part) for part in data]
+    new: list[Any] = [_samples(part) if is_a(part, "datasets", "Dataset") else open_table(part) for part in data]
     if all(one is other for one, other in zip(new, data, strict=True)):
         return data
     return type(data)(*new) if hasattr(data, "_fields") else tuple(new)
@@ -152,7 +140,7 @@ def _open_parts(data: Any) -> Any:
 def _open_column(name: str, part: Any) -> Any:
     """Return one value of a dict as a column, or as several. In a tuple, lists stay: they may be samples."""
     if is_a(part, "datasets", "Dataset"):
-        return _Samples(part)
+        return _samples(part)
     opened = open_table(part)
     return TableColumn(name, [len(opened)], lambda _: opened, list, is_plain=False) if type(opened) is list else opened
 
@@ -162,11 +150,13 @@ def _open(data: Any) -> Any:
     if is_a(data, "pandas", "DataFrame"):
         return pandas_frame(data)
     if is_a(data, "pandas", "Series"):
-        return pandas_series(data)
+        return _pandas_column(TablePlace("series", str(data.name or "value")), data)
     if is_a(data, "polars", "DataFrame", "LazyFrame"):
         return polars_frame(data)
     if is_a(data, "polars", "Series"):
-        return polars_series(data)
+        place = TablePlace("polars series", data.name or "value")
+        _refuse_objects(place, data.dtype)
+        return arrow_array(place, _to_arrow(data))
     if is_a(data, "pyarrow", "RecordBatchReader"):
         return arrow_table("pyarrow", data.read_all())
     if is_a(data, "pyarrow", "Table", "RecordBatch"):
@@ -209,16 +199,10 @@ def _structured_field(name: str, field: Any) -> Any:
     return field
 
 
-class _Samples(TableColumn):
-    """A Hugging Face dataset beside other columns: one column of whole samples."""
-
-    def __init__(self, dataset: Any) -> None:
-        super().__init__("", [len(dataset)], lambda _: dataset, list, is_plain=False)
-        self._dataset = dataset
-
-    def read(self, start: int, stop: int) -> Any:
-        """Return samples ``start`` to ``stop``."""
-        return self._dataset.__getitems__(list(range(start, stop)))
+def _samples(dataset: Any) -> TableColumn:
+    """Return a Hugging Face dataset beside other columns: one column of whole samples."""
+    rows = range(len(dataset))
+    return TableColumn("", [len(rows)], lambda _: rows, lambda run: dataset.__getitems__(list(run)), is_plain=False)
 
 
 def pandas_frame(frame: Any) -> dict[Any, Any]:
@@ -237,12 +221,8 @@ def pandas_frame(frame: Any) -> dict[Any, Any]:
     return {name: _pandas_column(TablePlace("pandas", name, i), frame.iloc[:, i]) for i, name in enumerate(names)}
 
 
-def pandas_series(series: Any) -> Any:
-    """Return a Series as a column: an array if it has plain numbers. Raises SchemaError."""
-    return _pandas_column(TablePlace("series", str(series.name or "value")), series)
-
-
 def _pandas_column(place: TablePlace, series: Any) -> Any:
+    """Return a Series as a column: an array if it has plain numbers. Raises SchemaError."""
     import pandas as pd
 
     dtype = series.dtype
@@ -276,16 +256,17 @@ def _require_values(place: TablePlace, series: Any) -> None:
 
 def _objects(place: TablePlace, series: Any) -> TableColumn:
     """Return a column of Python objects. Missing values become None."""
-    missing = series.isna().to_numpy()
+    missing, rows = series.isna().to_numpy(), range(len(series))
 
-    def read(rows: slice) -> list[Any]:
-        return [None if gone else value for value, gone in zip(series.iloc[rows], missing[rows], strict=True)]
+    def read(run: range) -> list[Any]:
+        part = slice(run.start, run.stop)
+        return [None if gone else value for value, gone in zip(series.iloc[part], missing[part], strict=True)]
 
     return TableColumn(
         place.column,
-        [len(series)],
-        lambda _: range(len(series)),
-        lambda part: read(slice(part.start, part.stop)),
+        [len(rows)],
+        lambda _: rows,
+        read,
         is_plain=False,
         find_telling_rows=lambda: [int(np.flatnonzero(missing == kind)[0]) for kind in set(missing.tolist())],
     )
@@ -297,13 +278,6 @@ def polars_frame(frame: Any) -> dict[str, Any]:
     for position, (name, dtype) in enumerate(frame.schema.items()):
         _refuse_objects(TablePlace("polars", name, position), dtype)
     return arrow_table("polars", _to_arrow(frame))
-
-
-def polars_series(series: Any) -> Any:
-    """Return a Series as a column. Raises SchemaError."""
-    place = TablePlace("polars series", series.name or "value")
-    _refuse_objects(place, series.dtype)
-    return arrow_array(place, _to_arrow(series))
 
 
 def _refuse_objects(place: TablePlace, dtype: Any) -> None:
