@@ -38,9 +38,7 @@ OTHER_NAMES = {
     "transforms/backends/loops.py": "transforms/test_compiled_passes.py",
     "transforms/backends/sampling.py": "transforms/test_kernel.py",
     "transforms/backends/sampling_kernels.py": "transforms/test_kernel.py",
-    "verdict/forms.py": "cli/test_dry_run.py",
     "verdict/program.py": "verdict/test_bench.py",
-    "verdict/results.py": "verdict/test_verdict_judge.py",
     "verdict/verdict.py": "verdict/test_report.py",
 }
 """Modules that the tests of a larger part cover, and where. A new module belongs here only with a reason."""

@@ -1,7 +1,6 @@
 """Loops with turns of given times, and a verdict made of them."""
 
-from memfeed.verdict.judge import Measured, ceiling, judge
-from memfeed.verdict.results import Form, Loop, SampleCost, Step, Turn, times_as_fast
+from memfeed.verdict.judge import Form, Loop, Measured, SampleCost, Step, Turn, ceiling, judge, times_as_fast
 from memfeed.verdict.verdict import Verdict
 
 ROWS, BATCH = 10_000, 50

@@ -9,7 +9,7 @@ from PIL import Image
 import memfeed
 from html_pages import WIDTHS, needs_chromium, require_harmless, widest_part
 from memfeed.errors import LoaderError
-from memfeed.verdict.results import Step
+from memfeed.verdict.judge import Step
 from memfeed.verdict.verdict import compare, load_verdict
 
 

@@ -3,8 +3,7 @@ from dataclasses import replace
 import pytest
 from made_loops import BATCH, HELPS, ROWS, loop, measured, verdict
 
-from memfeed.verdict.judge import break_even, judge
-from memfeed.verdict.results import Loop, spread, times_as_fast
+from memfeed.verdict.judge import Loop, break_even, judge, spread, times_as_fast
 
 FIVE = [10.0, 10.4, 9.8, 10.1, 10.2]
 

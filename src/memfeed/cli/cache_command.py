@@ -117,7 +117,7 @@ def cache(
         "allow": [one.value for one in allow or ()],
     }
     if dry_run:
-        from memfeed.verdict.forms import print_forms
+        from memfeed.verdict.sample_cost import print_forms
 
         print_forms(dataset, what, Path(places[-1]))
         return
@@ -159,7 +159,12 @@ def _parse_workers(text: str | None) -> int | str | None:
 
 
 def parse_forms(texts: list[str] | None) -> Any:
-    """Return the ``forms=`` of ``--form`` options. Raise UsageError if several are for all fields."""
+    """Return the ``forms=`` of ``--form`` options, parts joined by ``+`` as a tuple.
+
+    Raise UsageError if several are for all fields.
+    """
+    from memfeed.schema.fields import DTYPES
+
     given: dict[Any, Any] = {}
     for text in texts or ():
         field, _, form = text.rpartition("=")
@@ -168,13 +173,6 @@ def parse_forms(texts: list[str] | None) -> Any:
             raise UsageError(
                 f"found --form {' --form '.join(texts or ())}; expected one form for all fields, or one for each field"
             )
-        given[name] = _parse_form(form)
+        parts = [int(part) if part.isdigit() else DTYPES.get(part, part) for part in form.split("+")]
+        given[name] = parts[0] if len(parts) == 1 else tuple(parts)
     return given.get(None, given or None)
-
-
-def _parse_form(text: str) -> Any:
-    """Return a form: parts that are joined by ``+`` as a tuple."""
-    from memfeed.schema.fields import DTYPES
-
-    parts = [int(part) if part.isdigit() else DTYPES.get(part, part) for part in text.split("+")]
-    return parts[0] if len(parts) == 1 else tuple(parts)

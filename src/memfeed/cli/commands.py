@@ -231,7 +231,7 @@ def bench(
     if dry_run:
         from torch.utils.data import DataLoader
 
-        from memfeed.verdict.forms import print_forms
+        from memfeed.verdict.sample_cost import print_forms
 
         print_forms(dataset.dataset if isinstance(dataset, DataLoader) else dataset, {"split": "auto"}, out)
         return

@@ -6,7 +6,8 @@ import importlib
 import inspect
 import os
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,10 @@ def load_dataset(text: str) -> Any:
     Raises UsageError if there is no such name, or if the user's code raises.
     """
     found = _find(text)
-    return _call(text, found) if callable(found) else found
+    if not callable(found):
+        return found
+    with _code_of_user(f"calling {text}"):
+        return found()
 
 
 def load_transform(text: str) -> Any:
@@ -36,7 +40,8 @@ def load_transform(text: str) -> Any:
         inspect.signature(found).bind()
     except (TypeError, ValueError):
         return found  # it needs an argument: it is the transform itself, and takes a batch
-    return _call(text, found)
+    with _code_of_user(f"calling {text}"):
+        return found()
 
 
 def load_classes(texts: Iterable[str]) -> tuple[type, ...]:
@@ -60,18 +65,15 @@ def _find(text: str) -> Any:
     here = str(Path.cwd())
     if here not in sys.path:
         sys.path.insert(0, here)
-    try:
-        found: Any = importlib.import_module(module)
-    except ModuleNotFoundError as error:
-        if error.name is None or not (module + ".").startswith(error.name + "."):
-            raise _wrap(f"importing {module}", error) from error
-        raise UsageError(
-            f"found no module {error.name!r} in {here} and none installed; expected the module that defines {name}"
-        ) from None
-    except KeyboardInterrupt:
-        raise
-    except BaseException as error:
-        raise _wrap(f"importing {module}", error) from error
+    with _code_of_user(f"importing {module}"):
+        try:
+            found: Any = importlib.import_module(module)
+        except ModuleNotFoundError as error:
+            if error.name is None or not (module + ".").startswith(error.name + "."):
+                raise
+            raise UsageError(
+                f"found no module {error.name!r} in {here} and none installed; expected the module that defines {name}"
+            ) from None
     place = getattr(found, "__file__", None) or "built in"
     for part in name.split("."):
         if not hasattr(found, part):
@@ -80,14 +82,12 @@ def _find(text: str) -> Any:
     return found
 
 
-def _call(text: str, factory: Any) -> Any:
+@contextmanager
+def _code_of_user(action: str) -> Iterator[None]:
+    """Raise what the user's code raises in the block as UsageError; Ctrl-C, and an error of ours, as it is."""
     try:
-        return factory()
-    except KeyboardInterrupt:
+        yield
+    except (KeyboardInterrupt, UsageError):
         raise
     except BaseException as error:
-        raise _wrap(f"calling {text}", error) from error
-
-
-def _wrap(action: str, error: BaseException) -> UsageError:
-    return UsageError(f"{action} raised {type(error).__name__}: {error}")
+        raise UsageError(f"{action} raised {type(error).__name__}: {error}") from error

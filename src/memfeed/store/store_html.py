@@ -1,12 +1,6 @@
 """A store for people: as HTML, with the bytes of its columns, its first rows and thumbnails of images; values as text.
 
 It reads a few rows at most and waits for none. What cannot be read is shown as the error that it raised.
-
-Which values of a store are images, their pixels, and thumbnails of them.
-
-What a store keeps beside its columns, in lines for people.
-
-One value of a store in a few characters, for people.
 """
 
 from __future__ import annotations
@@ -14,6 +8,7 @@ from __future__ import annotations
 import base64
 import io
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from importlib.util import find_spec
 from typing import Any, NamedTuple
 
@@ -23,7 +18,6 @@ import torch
 from memfeed.errors import brief, cut, listed
 from memfeed.schema import values
 from memfeed.schema.fields import Field
-from memfeed.store.columns import Column
 from memfeed.store.manifest import Manifest
 from memfeed.store.view import View
 from memfeed.system.html_parts import (
@@ -275,7 +269,7 @@ def _first_rows(view: View, count: int) -> Iterator[Html]:
     with view.present_now(base_rows) as present:
         for field, index in zip(view.schema.fields[:MOST_FIELDS], view.fields, strict=False):
             line = [
-                cells.of_row(view, index, row) if there else LEFT_OUT if row in left_out else NOT_THERE
+                cells.of(partial(_read_row, view, index, row)) if there else LEFT_OUT if row in left_out else NOT_THERE
                 for row, there in zip(base_rows.tolist(), present.tolist(), strict=True)
             ]
             lines.append((cut(field.name, NAME_WIDTH), *line))
@@ -287,10 +281,10 @@ def _values(view: View) -> Iterator[Html]:
     """Yield the one value of each field of a store without rows, such as the weights of a model."""
     yield element("h2", "Values")
     cells = _Cells()
-    fields = zip(view.schema.fields[:MOST_FIELDS], view.fields, strict=False)
-    yield table(
-        ("field", "value"), [(cut(one.name, NAME_WIDTH), cells.of_whole(view, index)) for one, index in fields], "text"
-    )
+    rows = []
+    for field, index in zip(view.schema.fields[:MOST_FIELDS], view.fields, strict=False):
+        rows.append((cut(field.name, NAME_WIDTH), cells.of(partial(_whole, view, index))))
+    yield table(("field", "value"), rows, "text")
     yield from more_fields(len(view.schema))
 
 
@@ -300,21 +294,13 @@ class _Cells:
     def __init__(self) -> None:
         self._thumbnails_left = MOST_THUMBNAILS
 
-    def of_row(self, view: View, field_index: int, row: int) -> Html:
-        """Return a row of the base store, which is there."""
-        return or_error(lambda: self._of_row(view.backing.column(field_index), row))  # type: ignore[no-any-return]
-
-    def of_whole(self, view: View, field_index: int) -> Html:
-        """Return the value of a field without rows."""
-        return or_error(lambda: self._of_value(view.backing.column(field_index).whole))  # type: ignore[no-any-return]
-
-    def _of_row(self, column: Column, row: int) -> Html:
-        size = _row_bytes(column, row)
-        if size > MOST_ROW_BYTES:
-            return text(f"{column.field.describe()}: {format_bytes(size)}, not read here")
-        return self._of_value(column.view_row(row))
+    def of(self, read: Callable[[], Any]) -> Html:
+        """Return the value that ``read`` returns; `Html` stays as it is."""
+        return or_error(lambda: self._of_value(read()))  # type: ignore[no-any-return]
 
     def _of_value(self, value: Any) -> Html:
+        if isinstance(value, Html):
+            return value
         if isinstance(value, torch.Tensor) and value.nbytes > MOST_ROW_BYTES:
             return text(f"{shape_text(value)}: {format_bytes(value.nbytes)}, not read here")
         found = thumbnail(value, SIDE) if self._thumbnails_left else None
@@ -325,11 +311,18 @@ class _Cells:
         return joined([Html(image), element("span", shape_text(value), "pale small")])
 
 
-def _row_bytes(column: Column, row: int) -> int:
-    """Return the bytes of a row; 0 where they are not known before it is read."""
+def _read_row(view: View, field_index: int, row: int) -> Any:
+    """Return a row of the base store, which is there; of a large one only its size, as `Html`."""
+    column, size = view.backing.column(field_index), 0
     if column.field.kind == "fixed":
-        return column.field.row_bytes
-    try:
-        return int(column.locate(np.array([row])).lengths[0])
-    except NotImplementedError:
-        return 0
+        size = column.field.row_bytes
+    elif column.layout == "ragged":
+        size = int(column.locate(np.array([row])).lengths[0])
+    if size > MOST_ROW_BYTES:
+        return text(f"{column.field.describe()}: {format_bytes(size)}, not read here")
+    return column.view_row(row)
+
+
+def _whole(view: View, field_index: int) -> Any:
+    """Return the value of a field without rows."""
+    return view.backing.column(field_index).whole

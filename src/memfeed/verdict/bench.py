@@ -8,6 +8,7 @@ import time
 import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -24,11 +25,20 @@ from memfeed.system.machine import core_count, memory_limit
 from memfeed.system.mapped_memory import evict
 from memfeed.system.messages import format_bytes
 from memfeed.system.temporary import TemporaryDirectory
-from memfeed.verdict.forms import measure_forms
-from memfeed.verdict.judge import LEAST_TURNS, Measured, break_even, ceiling, judge
+from memfeed.verdict.judge import (
+    LEAST_TURNS,
+    Form,
+    Loop,
+    Measured,
+    SampleCost,
+    Turn,
+    break_even,
+    ceiling,
+    judge,
+    times_as_fast,
+)
 from memfeed.verdict.program import Program, batch_rows, describe, messages_kept, run_turn
-from memfeed.verdict.results import Form, Loop, SampleCost, Turn, times_as_fast
-from memfeed.verdict.sample_cost import files_below, measure_samples, noted_files, size_of
+from memfeed.verdict.sample_cost import files_below, measure_forms, measure_samples, noted_files, size_of
 from memfeed.verdict.verdict import Verdict
 
 SECONDS = 40.0
@@ -43,6 +53,8 @@ _BATCHES_A_WORKER = 3
 """The least that a turn has: the first one of each worker is left out."""
 _NEW_WORKERS_GAIN = 1.05
 _SHARE_OF_MEMORY = 0.8
+_Maker = tuple[str, Callable[[float], Turn]]
+"""A loop in words, and what runs a turn of it for so many seconds."""
 
 
 def bench(
@@ -124,16 +136,9 @@ class _Bench:
                 fill_seconds, loader, refused = self._fill(directory.path)
             row_bytes = self._row_bytes(loader)
             makers = self._makers(best_workers, loader)
-            loops = self._take_turns(makers, started)
+            found = self._take_turns(makers, started)
         finally:
             directory.remove()
-        names = {
-            "today": f"today, {_workers(program.worker_count)}",
-            "best": _workers(best_workers),
-            "repeated": "one batch repeated",
-            "memfeed": "memfeed",
-        }
-        found = {name: Loop(names[name], tuple(turns)) for name, turns in loops.items()}
         best = _faster(found.get("best"), found["today"], program.row_count)
         measured = Measured(
             found["today"], best, found.get("repeated"), found.get("memfeed"), refused, program.row_count,
@@ -281,18 +286,19 @@ class _Bench:
             self.notes.append(f"the store ({total}) does not fit in memory ({memory}): measured with a cold page cache")
         return row_bytes
 
-    def _makers(self, best_workers: int, loader: Any) -> dict[str, Callable[[float], Turn]]:
+    def _makers(self, best_workers: int, loader: Any) -> dict[str, _Maker]:
+        """Return the loops by their names in a `Verdict`."""
         own = self.program.worker_count
-        makers: dict[str, Callable[[float], Turn]] = {"today": lambda seconds: self._torch_turn(own, seconds)}
+        makers: dict[str, _Maker] = {"today": (f"today, {_workers(own)}", partial(self._torch_turn, own))}
         if best_workers != own:
-            makers["best"] = lambda seconds: self._torch_turn(best_workers, seconds)
+            makers["best"] = _workers(best_workers), partial(self._torch_turn, best_workers)
         if self.program.step is not None:
-            makers["repeated"] = self._repeated_turn
+            makers["repeated"] = "one batch repeated", self._repeated_turn
         if loader is not None:
-            makers["memfeed"] = lambda seconds: self._memfeed_turn(loader, seconds)
+            makers["memfeed"] = "memfeed", partial(self._memfeed_turn, loader)
         return makers
 
-    def _take_turns(self, makers: dict[str, Callable[[float], Turn]], started: float) -> dict[str, list[Turn]]:
+    def _take_turns(self, makers: dict[str, _Maker], started: float) -> dict[str, Loop]:
         """Run each loop in each turn, every turn beginning with another loop, until the time is over."""
         loops: dict[str, list[Turn]] = {name: [] for name in makers}
         names = list(makers)
@@ -302,9 +308,9 @@ class _Bench:
             if number and spent + longest > self.seconds * (0.85 if number >= LEAST_TURNS else 2):
                 break
             for name in names[number % len(names) :] + names[: number % len(names)]:
-                loops[name].append(makers[name](self.turn_seconds / 2))
+                loops[name].append(makers[name][1](self.turn_seconds / 2))
             longest = max(longest, time.perf_counter() - started - spent)
-        return loops
+        return {name: Loop(makers[name][0], tuple(turns)) for name, turns in loops.items()}
 
     def _forms(self, found: Measured) -> Iterator[Form]:
         """Yield the price list, with the cores that the step needs, and the break-even of each form."""

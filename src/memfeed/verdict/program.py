@@ -22,7 +22,7 @@ from memfeed.errors import LoaderError
 from memfeed.loading.loader import Loader
 from memfeed.loading.sources import is_dataset
 from memfeed.store.store import Store
-from memfeed.verdict.results import Turn
+from memfeed.verdict.judge import Turn
 
 BATCH_SIZE = 32
 """Of a dataset that comes without a loader."""
@@ -180,6 +180,10 @@ def run_turn(
         first_batches: so many are left out: those that workers make while they start. All count if there are no others.
         is_transferred: True if batches come on the device.
     """
+
+    def to_device(leaf: Any) -> Any:
+        return leaf.to(device, non_blocking=True) if hasattr(leaf, "to") else leaf
+
     first_batches = first_batches if len(row_counts) > first_batches else 0
     marks, parts, rows, first_seconds = _Marks(device), [0.0, 0.0, 0.0], 0, []
     started = time.perf_counter()
@@ -191,7 +195,7 @@ def run_turn(
                 first_seconds.append(time.perf_counter() - begun)
             arrived = marks.mark()
             if device is not None and not is_transferred:
-                batch = move(batch, device)
+                batch = optree.tree_map(to_device, batch)
             moved = marks.mark()
             if step is not None:
                 step(batch)
@@ -207,15 +211,6 @@ def run_turn(
     waiting, transfer, computing = (part / rows for part in parts)
     first = median(first_seconds)
     return Turn(first, first - waiting * sum(row_counts[: max(1, first_batches)]), waiting, transfer, computing, rows)
-
-
-def move(batch: Any, device: torch.device) -> Any:
-    """Return the batch on the device: all its tensors, in tuples, lists and dicts, and objects with ``to``."""
-
-    def one(leaf: Any) -> Any:
-        return leaf.to(device, non_blocking=True) if hasattr(leaf, "to") else leaf
-
-    return optree.tree_map(one, batch)
 
 
 def batch_rows(row_count: int, batch_size: int) -> list[int]:

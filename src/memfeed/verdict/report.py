@@ -13,7 +13,7 @@ from typing import Any
 from memfeed.system import html_parts
 from memfeed.system.html_parts import SHADES, Html, bar_row, element, joined, key, table
 from memfeed.system.messages import format_bytes, format_short, require
-from memfeed.verdict.results import Form, Loop, SampleCost
+from memfeed.verdict.judge import Form, SampleCost
 
 PARTS = (("waiting", "waiting for data"), ("transfer", "transfer"), ("computing", "computing"))
 
@@ -103,11 +103,6 @@ def _forms(forms: Sequence[Form]) -> Html:
     )
 
 
-def seconds_of(loop: Loop) -> list[float]:
-    """Return the seconds a row of each part of a loop, in the order of `PARTS`."""
-    return [loop.middle(part) for part, _ in PARTS]
-
-
 COLOURS = ("#d1495b", "#8a6fc9", "#3d7ea6")
 INK, PALE_INK = "#1c2230", "#5b647a"
 _STYLE = {"font.size": 11, "text.color": INK, "xtick.color": INK, "ytick.color": INK, "axes.titlelocation": "left"}
@@ -149,9 +144,9 @@ def _draw_loops(axes: Any, verdict: Any) -> None:
     _draw_bars(axes, f"A batch of {size}", [loop.name for loop in verdict.loops])
     for height, loop in enumerate(verdict.loops):
         left = 0.0
-        for colour, seconds in zip(COLOURS, seconds_of(loop), strict=True):
-            axes.barh(height, size * seconds, left=left, color=colour, height=0.6)
-            left += size * seconds
+        for colour, (part, _) in zip(COLOURS, PARTS, strict=True):
+            axes.barh(height, size * loop.middle(part), left=left, color=colour, height=0.6)
+            left += size * loop.middle(part)
         axes.text(left, height, f" {format_short(left)}", va="center", weight="bold")
     axes.set_xlim(0, 1.2 * max(size * loop.middle("seconds_a_row") for loop in verdict.loops))
     handles = [axes.barh(0, 0, color=colour) for colour in COLOURS]

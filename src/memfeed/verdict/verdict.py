@@ -13,8 +13,7 @@ import msgspec
 from memfeed.errors import LoaderError
 from memfeed.system.files import write_file
 from memfeed.system.messages import format_bytes, format_short
-from memfeed.verdict.judge import LEAST_GAIN, Kind
-from memfeed.verdict.results import Form, Loop, SampleCost, Spread, spread
+from memfeed.verdict.judge import LEAST_GAIN, Form, Kind, Loop, SampleCost, Spread, spread
 
 FORMAT = 1
 MOST_LINES = 12
