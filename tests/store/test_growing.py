@@ -8,9 +8,9 @@ import torch
 
 import memfeed
 from memfeed.errors import CorruptStoreError
-from memfeed.store import mapping
 from memfeed.store.backing import GrowingColumn
 from memfeed.store.ragged import ragged_files
+from memfeed.system import mapped_memory as mapping
 from support import Made
 
 ROWS = [torch.arange(n) for n in (3, 1, 5)]  # 72 bytes

@@ -175,7 +175,7 @@ def coded_schema(schema: Schema, forms: Forms, shapes: Sequence[Shape] | None = 
                 "expected the field of the images that a random step resizes"
             )
     chosen = {find_field(name, paths, names): codec for name, codec in forms.codecs.items()}
-    fields, masks = [], {path for path, leaf in schema.structure.leaf_nodes() if leaf.name == "Mask"}
+    fields, masks = [], {path for path, leaf in schema.structure.of_kind("leaf") if leaf.name == "Mask"}
     for index, field in enumerate(schema):
         shape = field.shape if shapes is None else shapes[index]
         is_suited = _suits(field, forms.codec, shape, is_mask=field.path in masks)

@@ -129,7 +129,7 @@ def followed_images(transform: Transform, schema: Schema) -> dict[int, int]:
 def _require_corners(transform: Transform, schema: Schema) -> None:
     """Raise TransformError if `transform` would move boxes whose format, which the store keeps, is not XYXY."""
     followers = followed_images(transform, schema)
-    for path, node in schema.structure.tv_tensors():
+    for path, node in schema.structure.of_kind("tv_tensor"):
         box_format = (node.value or {}).get("format", "XYXY")
         if box_format != "XYXY" and any(schema.fields[index].path[: len(path)] == path for index in followers):
             raise TransformError(

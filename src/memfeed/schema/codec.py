@@ -32,9 +32,6 @@ from memfeed.schema.values import (
     scalar_dtype,
 )
 
-_AS_INTEGERS: dict[str, Any] = {"bfloat16": np.uint16}
-"""The dtypes of arrays for those of torch that NumPy does not have; the bytes are the same. float8 is uint8."""
-
 ROW_BYTES = 1 << 32  # a decoded row has fewer
 
 
@@ -53,11 +50,10 @@ def codec_of_field(field: Field) -> Codec:
 
 
 def array_dtype(field: Field) -> np.dtype[Any]:
-    """Return the dtype of the arrays that a codec gets for rows of this decoded field."""
+    """Return the dtype of the arrays that a codec gets for rows of this decoded field: integers for bfloat16."""
     if field.dtype.startswith("float8"):
         return np.dtype(np.uint8)
-    found: np.dtype[Any] = np.dtype(_AS_INTEGERS.get(field.dtype, field.dtype))
-    return found
+    return np.dtype("uint16" if field.dtype == "bfloat16" else field.dtype)
 
 
 def as_array(tensor: torch.Tensor) -> npt.NDArray[Any]:

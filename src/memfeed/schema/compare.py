@@ -109,7 +109,11 @@ def _content(value: Any) -> Mapping[Any, Any] | None:
     if class_of(value) is list:
         return None if value and SCALAR_DTYPES.keys() >= set(map(type, value)) else dict(enumerate(value))
     if is_tensor_collection(value):  # a TensorDict is a Mapping too
-        return _content_of_tensordict(value)
+        if is_a(value, "tensordict", "NonTensorStack"):
+            return dict(enumerate(value.tolist()))
+        contained = open_container(value)
+        assert contained is not None
+        return dict(zip(contained[0].keys, contained[1], strict=True))
     if isinstance(value, Mapping):
         return value
     if is_pil(value):
@@ -120,14 +124,6 @@ def _content(value: Any) -> Mapping[Any, Any] | None:
     if optree.tree_is_leaf(value, none_is_leaf=True, namespace=NAMESPACE):
         return None
     return dict(enumerate(optree.tree_flatten_one_level(value, none_is_leaf=True, namespace=NAMESPACE)[0]))
-
-
-def _content_of_tensordict(value: Any) -> Mapping[Any, Any]:
-    if is_a(value, "tensordict", "NonTensorStack"):
-        return dict(enumerate(value.tolist()))
-    opened = open_container(value)
-    assert opened is not None
-    return dict(zip(opened[0].keys, opened[1], strict=True))
 
 
 def _as_returned(value: Any) -> Any:

@@ -194,22 +194,15 @@ class Node(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid
 
     def leaves(self, path: Path = ()) -> Iterator[Path]:
         """Yield the paths of the leaves, in order; ``path`` is that of this node."""
-        for leaf, _ in self.leaf_nodes(path):
+        for leaf, _ in self.of_kind("leaf", path):
             yield leaf
 
-    def leaf_nodes(self, path: Path = ()) -> Iterator[tuple[Path, Node]]:
-        """Yield the leaves, in order, with their paths; ``path`` is that of this node."""
-        if self.kind == "leaf":
+    def of_kind(self, kind: NodeKind, path: Path = ()) -> Iterator[tuple[Path, Node]]:
+        """Yield the nodes of a kind, in order, with their paths; ``path`` is that of this node."""
+        if self.kind == kind:
             yield path, self
         for key, child in self.items():
-            yield from child.leaf_nodes((*path, key))
-
-    def tv_tensors(self, path: Path = ()) -> Iterator[tuple[Path, Node]]:
-        """Yield the nodes of kind tv_tensor and their paths."""
-        if self.kind == "tv_tensor":
-            yield path, self
-        for key, child in self.items():
-            yield from child.tv_tensors((*path, key))
+            yield from child.of_kind(kind, (*path, key))
 
     def select_leaves(self, selected: Collection[Path], path: Path = ()) -> Node | None:
         """Return this structure with only the ``selected`` leaves; None if none of its leaves is selected.

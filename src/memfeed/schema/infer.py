@@ -153,7 +153,7 @@ def _names_of_leaves(given: Sequence[str], structure: Node) -> list[str]:
     Boxes have one name: it is that of their numbers.
     """
     paths = list(structure.leaves())
-    sizes = {(*path, SIZED_KEYS[1]) for path, _ in structure.tv_tensors()}
+    sizes = {(*path, SIZED_KEYS[1]) for path, _ in structure.of_kind("tv_tensor")}
     leaves = [display(path) for path in paths if path not in sizes]
     if len(given) != len(leaves) or len(set(given)) != len(given):
         raise FieldError(

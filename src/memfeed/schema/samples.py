@@ -53,7 +53,7 @@ class SampleMaker:
     @cached_property
     def canvas_fields(self) -> list[int]:
         """The indices of the fields with the canvas sizes of boxes and key points, which batches do not have."""
-        paths = {path for path, _ in self.schema.structure.tv_tensors()}
+        paths = {path for path, _ in self.schema.structure.of_kind("tv_tensor")}
         return [index for index, one in enumerate(self.schema) if one.path[:-1] in paths and one.path[-1] != "values"]
 
     def canvases(self, leaves: Sequence[Any]) -> Canvases:
@@ -163,7 +163,10 @@ class _BatchFlattener(Flattener):
                 self._walk(child, parts[str(key)], (*path, key), own)
             rows.append(own)
         for field, column in zip(self.fields[first:], zip(*rows, strict=True), strict=False):
-            yield [_number(value) if not field.shape else value for value in column]
+            if field.shape:
+                yield list(column)
+            else:  # PyTorch Geometric gave a number a dim, to collate it
+                yield [row[0] if isinstance(row, torch.Tensor) and row.shape == (1,) else row for row in column]
 
     def _mismatch(self, path: Path, found: str, expected: str, hint: str = "") -> Exception:
         where = f" at {display(path)}" if path else ""
@@ -171,8 +174,3 @@ class _BatchFlattener(Flattener):
             f"found {found}{where} in a transformed batch; expected {expected}, as in the samples of the store: a "
             "transform that changes their structure describes what it returns by its attribute `schema`"
         )
-
-
-def _number(value: Any) -> Any:
-    """Return a number of a graph without the dim that PyTorch Geometric gave it to collate it."""
-    return value[0] if isinstance(value, torch.Tensor) and value.shape == (1,) else value

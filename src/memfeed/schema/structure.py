@@ -63,7 +63,8 @@ class Inference:
         specs = [self._describe(path, i, part) for i, part in enumerate(parts)]
         if _describes_all(specs, parts):
             self._check_agreement(path, specs)
-            return msgspec.structs.replace(self._leaf(path, specs), name=_named(tv_names))
+            name = next(iter(tv_names)) if len(tv_names) == 1 and tv_names <= NAMED else ""
+            return msgspec.structs.replace(self._leaf(path, specs), name=name)
         lists = [None if part is None else values.describe_list(part) for part in parts]
         if _describes_all(lists, parts) and (resolved := _list_specs(lists, path, kind)) is not None:
             return self._leaf(path, resolved)
@@ -176,11 +177,6 @@ class Inference:
                 "convert it in the dataset",
             )
         return opened
-
-
-def _named(tv_names: set[str]) -> str:
-    """Return the class of tv_tensors that a leaf has in every sample; empty if it has none, or several."""
-    return next(iter(tv_names)) if len(tv_names) == 1 and tv_names <= NAMED else ""
 
 
 def _describes_all(specs: Specs, parts: list[Any]) -> bool:

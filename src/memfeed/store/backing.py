@@ -80,19 +80,6 @@ class GrowingColumn(RaggedColumn):
         self.path, self._files, self._check = files.heap, files, check
 
 
-def growing_columns(root: Path, schema: Schema, row_count: int) -> list[FixedColumn | GrowingColumn]:
-    """Return the columns of the build at ``root``, all of them mapped."""
-    columns: list[FixedColumn | GrowingColumn] = []
-    for each in schema:
-        if each.kind == "fixed":
-            fixed = FixedColumn(each, fixed_file(root, each), row_count)
-            _ = fixed.data
-            columns.append(fixed)
-        else:
-            columns.append(GrowingColumn(each, ragged_files(root, each), row_count))
-    return columns
-
-
 @dataclass(frozen=True)
 class PartTransforms:
     """The transform of several stores that are read as one, and of the views of that."""
@@ -234,7 +221,13 @@ def filling_backing(
 
     ``digest`` is that of the source, the same for every process that fills it, now and after an interruption.
     """
-    columns = [decoded_column(column) for column in growing_columns(build, manifest.schema, manifest.rows)]
+    columns: list[Column] = []
+    for each in manifest.schema:
+        if each.kind == "fixed":
+            columns.append(FixedColumn(each, fixed_file(build, each), manifest.rows))
+            _ = columns[-1].whole  # maps it
+        else:
+            columns.append(decoded_column(GrowingColumn(each, ragged_files(build, each), manifest.rows)))
     source = source_digest(manifest)
     return Backing(
         path,

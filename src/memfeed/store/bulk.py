@@ -6,7 +6,7 @@ No more than a chunk of the store is in memory at a time, so a store larger than
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack
 from typing import Any, NamedTuple
 
@@ -21,6 +21,7 @@ from memfeed.schema.jagged import batch_shape
 from memfeed.schema.tensordicts import is_tensor_collection
 from memfeed.store.columns import Column
 from memfeed.store.gather import Gather
+from memfeed.store.view import View
 from memfeed.system.buffers import Fresh
 from memfeed.system.messages import format_bytes
 from memfeed.system.progress import SLOW_SECONDS, Progress
@@ -37,20 +38,10 @@ class Unfilled(NamedTuple):
     unexpected_keys: list[str]
 
 
-def _target(device: torch.device | str) -> torch.device:
-    return check_device(device) or torch.device("cpu")
-
-
-def on_device(batch: Any, device: torch.device | str) -> Any:
-    """Return a batch whose tensors `load` made, with the device in each TensorDict of it."""
-    return to_device(batch, _target(device), non_blocking=False)
-
-
-def load(
-    columns: Sequence[Column], rows: Int64Array, device: torch.device | str, title: str, *, progress: bool | None
-) -> list[Any]:
-    """Return the leaves of one batch of ``rows`` on a device; see ``Store.to``."""
-    target = _target(device)
+def load(view: View, device: torch.device | str, *, progress: bool | None) -> Any:
+    """Return one batch of all rows of a view on a device; see ``Store.to``."""
+    columns, rows, title = view.columns, view.all_rows(), view.path.name
+    target = check_device(device) or torch.device("cpu")
     needed = sum(_bytes(column, rows) for column in columns if column.layout == "dense")
     if target.type == "cuda" and needed > (free := memory_info(target)[0]):
         raise StoreError(
@@ -74,11 +65,12 @@ def load(
                 leaf = to_device(Gather([column], [Fresh()])(rows)[0], target)
                 bar.advance(_bytes(column, rows))
             leaves.append(leaf)
-    return leaves
+    return to_device(view.assemble_batch(leaves), target, non_blocking=False)  # a TensorDict says where it is
 
 
-def into(columns: Sequence[Column], rows: Int64Array, dest: Any, title: str, *, strict: bool) -> Unfilled:
-    """Fill the tensors in ``dest`` with ``rows``; see ``Store.into``."""
+def into(view: View, dest: Any, *, strict: bool) -> Unfilled:
+    """Fill the tensors in ``dest`` with all rows of a view; see ``Store.into``."""
+    columns, rows, title = view.columns, view.all_rows(), str(view.path)
     targets = dict(_tensors(dest))
     pairs: list[tuple[Column, torch.Tensor]] = []
     missing, problems, used = [], [], set()

@@ -51,17 +51,11 @@ class ChunkHasher:
         return [*self._done, self._hash.intdigest()] if self._filled else list(self._done)
 
 
-def _piece_buffer() -> memoryview:
-    """Return this thread's buffer for one piece: new memory for each piece costs more than to hash it."""
-    if not hasattr(_local, "buffer"):
-        _local.buffer = memoryview(bytearray(_PIECE_BYTES))
-    buffer: memoryview = _local.buffer
-    return buffer
-
-
 def chunk_hash(path: Path, first: int, size: int) -> int:
     """Return the xxh3-64 of the ``size`` bytes of a file from byte ``first``. Raises OSError if it ends earlier."""
-    hashed, buffer, done = xxhash.xxh3_64(), _piece_buffer(), 0
+    if not hasattr(_local, "buffer"):  # new memory for each piece costs more than to hash it
+        _local.buffer = memoryview(bytearray(_PIECE_BYTES))
+    hashed, buffer, done = xxhash.xxh3_64(), _local.buffer, 0
     with open(path, "rb", buffering=0) as file:
         file.seek(first)
         while done < size:

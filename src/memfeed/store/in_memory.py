@@ -159,7 +159,8 @@ def as_columns(data: Any) -> Columns | None:
 def _refuse_weights(data: Any) -> None:
     """Raise SchemaError for a module, its state_dict, or a TensorDict of its parameters, whose tensors have no rows."""
     is_without_rows = is_tensordict(data) and data.batch_dims == 0 and not len(data)
-    if is_without_rows and _has_parameters(data):
+    leaves = data.values(include_nested=True, leaves_only=True) if is_without_rows else ()
+    if any(isinstance(leaf, torch.nn.Parameter) for leaf in leaves):  # as `TensorDict.from_module` makes one
         line = "td.data.memmap(path); memfeed.open(path).into(model.state_dict())"
     elif isinstance(data, torch.nn.Module):
         line = "TensorDict.from_module(model).memmap(path); memfeed.open(path).into(model.state_dict())"
@@ -171,12 +172,6 @@ def _refuse_weights(data: Any) -> None:
         f"found the weights of a model ({type(data).__name__}), which have no rows; expected a dataset. To save and "
         f"load weights: {line}"
     )
-
-
-def _has_parameters(data: Any) -> bool:
-    """Return True for a TensorDict that holds parameters, as `TensorDict.from_module` makes one."""
-    leaves = data.values(include_nested=True, leaves_only=True)
-    return any(isinstance(leaf, torch.nn.Parameter) for leaf in leaves)
 
 
 def _collect_lengths(value: Any, path: Path, lengths: dict[str, int], tables: dict[Path, TableColumn]) -> bool:

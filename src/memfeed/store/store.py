@@ -190,8 +190,7 @@ class Store(Facts):
             images, labels = memfeed.open("ants.mf").to("cuda")
         """
         self._view.require_filled("to(...)")
-        leaves = bulk.load(self._view.columns, self._view.all_rows(), device, self.path.name, progress=progress)
-        return bulk.on_device(self._view.assemble_batch(leaves), device)  # a TensorDict says where it is
+        return bulk.load(self._view, device, progress=progress)
 
     @fork_safe
     def into(self, dest: Any, *, strict: bool = True) -> bulk.Unfilled:
@@ -214,7 +213,7 @@ class Store(Facts):
             memfeed.open("weights.mf").into(model.state_dict())
         """
         self._view.require_filled("into(...)")
-        return bulk.into(self._view.columns, self._view.all_rows(), dest, str(self.path), strict=strict)
+        return bulk.into(self._view, dest, strict=strict)
 
     # --- views
 

@@ -64,14 +64,12 @@ def _entry(value: Any, path: FieldPath, types: dict[str, type]) -> Entry:
         return _tensordict(value, path, types)
     if isinstance(value, torch.Tensor):
         values.check_class(value, f"field {display(path)}: ")
-        return _nested(value.detach()) if value.is_nested else _tensor(value)
+        if value.is_nested:
+            return _nested(value.detach())
+        tensor = values.as_tensor(value)
+        assert tensor is not None
+        return Tensor(tensor, dtype_name(tensor.dtype), tuple(tensor.shape))
     return Shared(value)
-
-
-def _tensor(value: torch.Tensor) -> Tensor:
-    tensor = values.as_tensor(value)
-    assert tensor is not None
-    return Tensor(tensor, dtype_name(tensor.dtype), tuple(tensor.shape))
 
 
 def _tensordict(value: TensorDictBase, path: FieldPath, types: dict[str, type]) -> Group:

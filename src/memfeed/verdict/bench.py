@@ -245,7 +245,9 @@ class _Bench:
                 try:
                     found[count] = self._torch_turn(count, 0.0).seconds_a_row
                 except Exception as error:  # a dataset that cannot be read in another process
-                    self.notes.append(f"not measured with {_workers(count)}: {brief(_last_line(error), 120)}")
+                    # of one in a worker process the message is the last line, below its traceback
+                    said = (str(error).strip().splitlines() or [type(error).__name__])[-1]
+                    self.notes.append(f"not measured with {_workers(count)}: {brief(said, 120)}")
                     break
                 failures = failures + 1 if count and found[count] * _NEW_WORKERS_GAIN > before else 0
             count = 2 * count or 1
@@ -336,11 +338,6 @@ def _faster(best: Loop | None, today: Loop, row_count: int) -> Loop | None:
     """Return the loop with another number of workers, unless its turns say that it was chosen by chance."""
     is_faster = best is not None and best.epoch_seconds(row_count) < today.epoch_seconds(row_count)
     return best if is_faster else None
-
-
-def _last_line(error: Exception) -> str:
-    """Return the message of an error; of one in a worker process it is the last line, below its traceback."""
-    return (str(error).strip().splitlines() or [type(error).__name__])[-1]
 
 
 def _workers(count: int) -> str:

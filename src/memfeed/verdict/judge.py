@@ -229,11 +229,16 @@ def judge(found: Measured) -> Judgement:
     if found.memfeed is None:
         return Judgement("does not help", f"no store can be made: {found.refused}", _more_workers(found))
     gain = times_as_fast(found.memfeed, found.rival, found.row_count)
-    without_waiting = spread([_gain_without_waiting(turn) for turn in found.rival.turns])
+    # if nothing is waited for; one turn gives both numbers, so noise cancels out
+    without_waiting = spread(
+        [turn.seconds_a_row / max(turn.seconds_a_row - turn.waiting, 1e-12) for turn in found.rival.turns]
+    )
     if limit is not None and without_waiting.high <= NO_GAIN and gain.middle <= NO_GAIN:
         return _limited(found, without_waiting)
     if gain.high <= NO_GAIN:
-        return _no_faster(found, gain, limit)
+        most = "" if limit is None else f" (any loader: at most {limit.middle:.2g})"
+        why = f"rows come from a store no faster than from the dataset: {gain} as fast{most}"
+        return Judgement("does not help", why, _more_workers(found))
     if gain.low < LEAST_GAIN or epoch is None:
         why = f"the spread of {turns} turns is too wide: {gain} as fast"
         return Judgement("cannot tell", why, "measure on a machine that does nothing else, or pass more seconds=")
@@ -251,11 +256,6 @@ def judge(found: Measured) -> Judgement:
     return Judgement("helps", "", "", epoch)
 
 
-def _gain_without_waiting(turn: Turn) -> float:
-    """Return how many times as fast a turn is if nothing is waited for. One turn gives both, so noise cancels out."""
-    return turn.seconds_a_row / max(turn.seconds_a_row - turn.waiting, 1e-12)
-
-
 def ceiling(found: Measured) -> Spread | None:
     """Return how many times as fast as torch's loader at its best any loader can be; None without a step."""
     return None if found.repeated is None else times_as_fast(found.repeated, found.rival, found.row_count)
@@ -269,12 +269,6 @@ def _limited(found: Measured, limit: Spread) -> Judgement:
         return Judgement("does not help", why, f"{found.best.name}: {gain} as fast as today")
     why = f"the step computes for {computing:.0%} of the time: no loader can be more than {limit} as fast"
     return Judgement("does not help", why, "a faster step: mixed precision, torch.compile, a smaller model")
-
-
-def _no_faster(found: Measured, gain: Spread, limit: Spread | None) -> Judgement:
-    most = "" if limit is None else f" (any loader: at most {limit.middle:.2g})"
-    why = f"rows come from a store no faster than from the dataset: {gain} as fast{most}"
-    return Judgement("does not help", why, _more_workers(found))
 
 
 def _read_too_seldom(found: Measured, epoch: int | None) -> Judgement:
