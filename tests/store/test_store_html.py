@@ -11,7 +11,7 @@ from tensordict import TensorDict
 import memfeed
 from html_pages import HOSTILE, WIDTHS, needs_chromium, require_harmless, widest_part
 from memfeed.store import store_html
-from memfeed.store.store_html import ROWS, fragment_of, parts
+from memfeed.store.store_html import ROWS, parts
 from memfeed.system.html_parts import page
 from memfeed.system.threads import end_all
 from support import Made, cache, rich_sample
@@ -271,4 +271,4 @@ def test_the_page_fits_a_screen(tmp_path, width):
 
 
 def test_a_fragment_is_for_a_notebook(store):
-    assert "<html" not in fragment_of(store._view)
+    assert "<html" not in store._repr_html_()

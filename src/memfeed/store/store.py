@@ -90,9 +90,10 @@ class Store(Facts):
 
     @fork_safe
     def _repr_html_(self) -> str:
-        from memfeed.store.store_html import fragment_of  # a training shows no page
+        from memfeed.store.store_html import parts  # a training shows no page
+        from memfeed.system.html_parts import fragment
 
-        return fragment_of(self._view)
+        return fragment(parts(self._view))
 
     # --- reading
 

@@ -28,7 +28,6 @@ from memfeed.system.html_parts import (
     bar_row,
     count_text,
     element,
-    fragment,
     joined,
     more_fields,
     table,
@@ -176,11 +175,6 @@ MOST_ROW_BYTES = 64 << 20
 ERROR_WIDTH = 300
 NOT_THERE = element("span", "not there yet", "pale")
 LEFT_OUT = element("span", "left out: the dataset raised", "pale")
-
-
-def fragment_of(view: View) -> Html:
-    """Return a store for a notebook."""
-    return fragment(parts(view))
 
 
 def parts(view: View, rows: int = ROWS) -> Iterator[Html]:

@@ -55,9 +55,7 @@ def column_of(
     ``lengths`` are the rows of each chunk, one chunk at least; ``load(i)`` returns chunk ``i``, an Arrow array.
     ``is_lazy`` says that it is read from a file.
     """
-    import pyarrow as pa
-
-    if pa.types.is_struct(arrow_type):
+    if _is(arrow_type, "struct"):
         if not arrow_type.num_fields:
             raise place.refuse("a struct without fields")
 
@@ -95,42 +93,39 @@ def column_of(
 
 def _kind_of(place: TablePlace, arrow_type: Any) -> TypeKind:
     """Return how the rows of an Arrow type are kept. Raise SchemaError for a type that no store can hold."""
-    from pyarrow import types
-
     if _is_number(arrow_type) or _is_tensor(arrow_type):
         return "plain"
-    if types.is_dictionary(arrow_type):
+    if _is(arrow_type, "dictionary"):
         return _kind_of(place, arrow_type.value_type)
-    if types.is_fixed_size_list(arrow_type) and _kind_of(place, arrow_type.value_type) == "plain":
+    if _is(arrow_type, "fixed_size_list") and _kind_of(place, arrow_type.value_type) == "plain":
         return "plain"
     if _is_list(arrow_type) and _is_numeric(arrow_type.value_type):
         return "rows"
-    if _is_text(arrow_type) or _is_binary(arrow_type) or types.is_null(arrow_type):
+    is_binary = _is(arrow_type, "binary", "large_binary", "fixed_size_binary") or str(arrow_type) == "binary_view"
+    if is_binary or _is_text(arrow_type) or _is(arrow_type, "null"):
         return "rows"
-    if _is_list(arrow_type) or types.is_fixed_size_list(arrow_type):
+    if _is(arrow_type, "list", "large_list", "fixed_size_list"):
         if _is_json(arrow_type.value_type):
             return "json"
         raise place.refuse(f"lists of {arrow_type.value_type}")
-    if types.is_decimal(arrow_type):
+    if _is(arrow_type, "decimal"):
         raise place.refuse(f"decimal numbers ({arrow_type})", "as_float")
     raise place.refuse(f"the type {arrow_type}")
 
 
-def _is_number(arrow_type: Any) -> bool:
+def _is(arrow_type: Any, *names: str) -> bool:
+    """Return True for a type of one of these names, those of the functions of `pyarrow.types`."""
     from pyarrow import types
 
-    return (
-        types.is_integer(arrow_type)
-        or types.is_floating(arrow_type)
-        or types.is_boolean(arrow_type)
-        or _is_time(arrow_type)
-    )
+    return any(getattr(types, f"is_{name}")(arrow_type) for name in names)
+
+
+def _is_number(arrow_type: Any) -> bool:
+    return _is(arrow_type, "integer", "floating", "boolean") or _is_time(arrow_type)
 
 
 def _is_time(arrow_type: Any) -> bool:
-    from pyarrow import types
-
-    return bool(types.is_temporal(arrow_type)) and not types.is_interval(arrow_type)
+    return _is(arrow_type, "temporal") and not _is(arrow_type, "interval")
 
 
 def _is_tensor(arrow_type: Any) -> bool:
@@ -138,65 +133,40 @@ def _is_tensor(arrow_type: Any) -> bool:
 
 
 def _is_list(arrow_type: Any) -> bool:
-    from pyarrow import types
-
-    return bool(types.is_list(arrow_type) or types.is_large_list(arrow_type))
+    return _is(arrow_type, "list", "large_list")
 
 
 def _is_numeric(arrow_type: Any) -> bool:
     """Return True for numbers, and for lists of them of any depth."""
-    from pyarrow import types
-
-    nests = _is_list(arrow_type) or types.is_fixed_size_list(arrow_type)
+    nests = _is(arrow_type, "list", "large_list", "fixed_size_list")
     return _is_numeric(arrow_type.value_type) if nests else _is_number(arrow_type)
 
 
 def _is_text(arrow_type: Any) -> bool:
-    from pyarrow import types
-
-    return types.is_string(arrow_type) or types.is_large_string(arrow_type) or str(arrow_type) == "string_view"
-
-
-def _is_binary(arrow_type: Any) -> bool:
-    from pyarrow import types
-
-    return (
-        types.is_binary(arrow_type)
-        or types.is_large_binary(arrow_type)
-        or types.is_fixed_size_binary(arrow_type)
-        or str(arrow_type) == "binary_view"
-    )
+    return _is(arrow_type, "string", "large_string") or str(arrow_type) == "string_view"
 
 
 def _is_json(arrow_type: Any) -> bool:
-    from pyarrow import types
-
-    if _is_list(arrow_type) or types.is_fixed_size_list(arrow_type):
+    if _is(arrow_type, "list", "large_list", "fixed_size_list", "dictionary"):
         return _is_json(arrow_type.value_type)
-    if types.is_struct(arrow_type):
+    if _is(arrow_type, "struct"):
         return all(_is_json(arrow_type.field(i).type) for i in range(arrow_type.num_fields))
-    if types.is_dictionary(arrow_type):
-        return _is_json(arrow_type.value_type)
     return _is_text(arrow_type) or (_is_number(arrow_type) and not _is_time(arrow_type))
 
 
 def _check_missing(place: TablePlace, part: Any) -> None:
-    from pyarrow import types
-
-    if part.null_count and not types.is_floating(part.type):  # a missing float is NaN, as in pandas
+    if part.null_count and not _is(part.type, "floating"):  # a missing float is NaN, as in pandas
         raise place.refuse(f"{part.null_count} missing values (None) among values of {part.type}", "drop_missing")
 
 
 def _plain(place: TablePlace, part: Any) -> Any:
     """Return numbers as an array [n], fixed-size lists of numbers as [n, size, ...]; without a copy if possible."""
-    import pyarrow as pa
-
-    if pa.types.is_dictionary(part.type):
+    if _is(part.type, "dictionary"):
         part = part.dictionary_decode()
     _check_missing(place, part)
     if _is_tensor(part.type):
         return part.to_numpy_ndarray()
-    if pa.types.is_fixed_size_list(part.type):
+    if _is(part.type, "fixed_size_list"):
         inner = _plain(place, part.flatten())
         return inner.reshape(len(part), part.type.list_size, *inner.shape[1:])
     if _is_time(part.type):
@@ -219,11 +189,9 @@ def _nanoseconds(place: TablePlace, part: Any) -> Any:
 
 def _rows(place: TablePlace, part: Any, kind: TypeKind) -> list[Any]:
     """Return one value per row: str, bytes, an array of numbers, JSON values or None."""
-    from pyarrow import types
-
     if not len(part):
         return []
-    if types.is_dictionary(part.type):
+    if _is(part.type, "dictionary"):
         part = part.dictionary_decode()
     if kind == "json" or not _is_list(part.type):
         values: list[Any] = part.to_pylist()

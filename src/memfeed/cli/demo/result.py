@@ -234,7 +234,11 @@ def _draw_timeline(axes: Any, result: Result) -> None:
     axes.tick_params(length=0, pad=7)
     _draw_first_epoch(axes, result.memfeed.first.seconds, end, top)
     for name, run, colour in zip(("DataLoader", "memfeed"), runs, (DATALOADER, MEMFEED), strict=True):
-        _draw_run(axes, name, run, colour)
+        seconds, samples = run.line()
+        axes.plot(seconds, samples, color=colour, label=name, lw=3, zorder=3, solid_capstyle="round")
+        ends = np.cumsum([epoch.seconds for epoch in run.epochs])
+        counts = np.cumsum([epoch.samples for epoch in run.epochs])
+        axes.plot(ends, counts, "o", color=colour, ms=7, zorder=4)
     style = {"frameon": False, "labelcolor": "linecolor", "handlelength": 1.2, "columnspacing": 1.2}
     axes.legend(loc="upper left", bbox_to_anchor=(-0.03, -0.06), ncols=2, **style)
     point = result.ahead
@@ -242,14 +246,6 @@ def _draw_timeline(axes: Any, result: Result) -> None:
         text_at = (point[0] + 0.08 * end, max(point[1] - 0.2 * top, 0.07 * top))
         _draw_ahead(axes, f"ahead after {format_seconds(point[0])}", point, text_at)
     axes.text(1.0, -0.13, "dots: the ends of epochs", transform=axes.transAxes, ha="right", color=PALE_INK)
-
-
-def _draw_run(axes: Any, name: str, run: Run, colour: str) -> None:
-    seconds, samples = run.line()
-    axes.plot(seconds, samples, color=colour, label=name, lw=3, zorder=3, solid_capstyle="round")
-    ends = np.cumsum([epoch.seconds for epoch in run.epochs])
-    counts = np.cumsum([epoch.samples for epoch in run.epochs])
-    axes.plot(ends, counts, "o", color=colour, ms=7, zorder=4)
 
 
 def _draw_first_epoch(axes: Any, seconds: float, end: float, top: float) -> None:
