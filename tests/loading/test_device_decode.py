@@ -143,7 +143,7 @@ def damaged(path, change):
     """Change the bytes of the first blob of a store."""
     heap = path / "image" / "heap.bin"
     column = memfeed.open(path)._view.columns[0]
-    located = column._blobs.stored.locate(np.array([0]))
+    located = column.stored.locate(np.array([0]))
     start, length = int(located.starts[0]), int(located.lengths[0])
     contents = bytearray(heap.read_bytes())
     contents[start : start + length] = change(contents[start : start + length])

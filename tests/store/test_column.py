@@ -42,9 +42,8 @@ def test_defaults():
     assert column.base_rows(np.array([1])).tolist() == column.rows_needed(np.array([1])).tolist() == [1]
     assert column.gather_windows(np.array([1]), torch.empty(1, 3)).tolist() == [[1, 1, 1]]
     assert Plain(None).nbytes == 12  # one value without rows
-    for call in (lambda: column.locate(np.array([0])), lambda: column.joined(FIELD, [column])):
-        with pytest.raises(NotImplementedError):
-            call()
+    with pytest.raises(NotImplementedError):
+        column.locate(np.array([0]))
 
 
 def test_bytes_in_another_place():

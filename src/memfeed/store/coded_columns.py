@@ -36,49 +36,41 @@ def decoded_column(column: Any) -> Any:
     return CodedRaggedColumn(column)
 
 
-class _Blobs:
-    """The blobs of a coded column, in the heap of ``stored``."""
+class CodedColumn(Column):
+    """The base of coded columns: the blobs of its rows are in the heap of ``stored``."""
 
     def __init__(self, stored: RaggedColumn) -> None:
-        self.stored, self.decoded = stored, stored.field.decoded
-        self.dtype = codec.array_dtype(self.decoded)
+        self._heap, self.field, self.row_count = stored, stored.field.decoded, stored.row_count
+        self._dtype = codec.array_dtype(self.field)
 
     @cached_property
     def codec(self) -> Codec:
         """The codec. Raises ModuleNotFoundError if its library is not installed."""
-        return codec.codec_of_field(self.stored.field)
+        return codec.codec_of_field(self._heap.field)
 
-    def of(self, located: Located) -> list[npt.NDArray[np.uint8]]:
+    def _blobs(self, located: Located) -> list[npt.NDArray[np.uint8]]:
         """Return the blobs of some rows, in the map of the heap; an empty one for None."""
-        heap, spans = self.stored.heap.numpy(), zip(located.starts.tolist(), located.lengths.tolist(), strict=True)
+        heap, spans = self._heap.heap.numpy(), zip(located.starts.tolist(), located.lengths.tolist(), strict=True)
         return [heap[start : start + max(length, 0)] for start, length in spans]
 
-    def shape(self, row: int, blob: npt.NDArray[np.uint8]) -> tuple[int, ...]:
+    def _shape(self, row: int, blob: npt.NDArray[np.uint8]) -> tuple[int, ...]:
         """Return the shape of a row. Raises CorruptStoreError if its field admits no such row."""
-        expected = self.decoded.shape
+        expected = self.field.shape
         try:
             shape = self.codec.shape(blob)
             if len(shape) != len(expected) or any(
                 dim not in (None, found) for dim, found in zip(expected, shape, strict=True)
             ):
                 raise CorruptStoreError(
-                    f"found a row of shape {list(shape)}; expected {self.decoded.describe()}: {_DAMAGED}"
+                    f"found a row of shape {list(shape)}; expected {self.field.describe()}: {_DAMAGED}"
                 )
-            if math.prod(shape) * self.dtype.itemsize >= ROW_BYTES:
+            if math.prod(shape) * self._dtype.itemsize >= ROW_BYTES:
                 raise CorruptStoreError(f"found shape {list(shape)}; expected less than 4 GiB: {_DAMAGED}")
         except CorruptStoreError as error:
             raise self._named(row, error) from None
         return shape
 
-    def check(self, row: int, blob: npt.NDArray[np.uint8]) -> None:
-        """Raise CorruptStoreError for a row that another decoder could not read, as far as that is cheap to see."""
-        self.shape(row, blob)
-        try:
-            self.codec.check(blob)
-        except CorruptStoreError as error:
-            raise self._named(row, error) from None
-
-    def decode(self, row: int, blob: npt.NDArray[np.uint8], out: npt.NDArray[Any]) -> None:
+    def _decode(self, row: int, blob: npt.NDArray[np.uint8], out: npt.NDArray[Any]) -> None:
         """Write row number ``row`` into ``out``, which has its shape and dtype."""
         try:
             self.codec.decode(blob, out)
@@ -87,65 +79,52 @@ class _Blobs:
 
     def _named(self, row: int, error: CorruptStoreError) -> CorruptStoreError:
         """Return the error of a damaged blob with its row and field."""
-        stored = self.stored
-        return CorruptStoreError(f"{stored.path}, row {row} of field {stored.field.name}: {error.args[0]}")
-
-
-class CodedColumn(Column):
-    """The base of coded columns, for rows of one shape and of several."""
-
-    _blobs: _Blobs
-
-    @property
-    def codec(self) -> Codec:
-        """The codec. Raises ModuleNotFoundError if its library is not installed."""
-        return self._blobs.codec
+        return CorruptStoreError(f"{self._heap.path}, row {row} of field {self.field.name}: {error.args[0]}")
 
     def blobs(self, rows: Int64Array) -> list[torch.Tensor]:
         """Return the blobs of some rows, uint8 [bytes] each, in the map of the heap: nobody may write to them.
 
         Raises CorruptStoreError for one that is cut off, or whose header has a shape that the field does not admit.
         """
-        stored, located = self._blobs.stored, self._blobs.stored.locate(rows)
-        for row, blob in zip(rows.tolist(), self._blobs.of(located), strict=True):
-            self._blobs.check(row, blob)
-        return [stored.view(*span) for span in zip(located.starts.tolist(), located.lengths.tolist(), strict=True)]
+        located = self._heap.locate(rows)
+        for row, blob in zip(rows.tolist(), self._blobs(located), strict=True):
+            self._shape(row, blob)
+            try:
+                self.codec.check(blob)
+            except CorruptStoreError as error:
+                raise self._named(row, error) from None
+        return [self._heap.view(*span) for span in zip(located.starts.tolist(), located.lengths.tolist(), strict=True)]
 
     @property
     def stored(self) -> Column:
         """See ``Column.stored``."""
-        return self._blobs.stored
+        return self._heap
 
     def switch_to_committed(self, root: Path, check: Callable[[], None]) -> None:
         """See ``FixedColumn.switch_to_committed``."""
-        self._blobs.stored.switch_to_committed(root, check)  # type: ignore[attr-defined]
+        self._heap.switch_to_committed(root, check)  # type: ignore[attr-defined]
 
     def files(self, begin: int = 0) -> Iterator[FileRows]:
         """See ``Column.files``."""
-        for rows in self._blobs.stored.files(begin):
+        for rows in self._heap.files(begin):
             yield replace(rows, begin=begin)
 
     @property
     def nbytes(self) -> int:
         """The bytes of all blobs."""
-        return self._blobs.stored.nbytes
+        return self._heap.nbytes
 
 
 class CodedFixedColumn(CodedColumn, ComputedColumn):
     """Compressed rows of one shape. In another place than the map a loader keeps them decoded."""
 
-    def __init__(self, stored: RaggedColumn) -> None:
-        self._blobs = _Blobs(stored)
-        super().__init__(self._blobs.decoded, stored.row_count)
-
     def gather_into(self, rows: Int64Array, out: torch.Tensor) -> torch.Tensor:
         """See ``Column.gather_into``. Blobs are decoded in the threads of the caller, straight into ``out``."""
-        blobs = self._blobs
-        of_rows, array = blobs.of(blobs.stored.locate(rows)), codec.as_array(out)
+        blobs, array = self._blobs(self._heap.locate(rows)), codec.as_array(out)
 
         def decode(begin: int, end: int) -> None:
             for index in range(begin, end):
-                blobs.decode(int(rows[index]), of_rows[index], array[index, ...])
+                self._decode(int(rows[index]), blobs[index], array[index, ...])
 
         share.share(len(rows), decode, kind="decode", work=out.nbytes, is_heavy=out.nbytes >= HEAVY_BYTES)
         return out
@@ -157,36 +136,31 @@ class CodedRaggedColumn(CodedColumn, RaggedRows):
     The start of a row is its number times `ROW_BYTES`: a place within a decoded row is added to it.
     """
 
-    def __init__(self, stored: RaggedColumn) -> None:
-        self._blobs = _Blobs(stored)
-        self.field, self.row_count = self._blobs.decoded, stored.row_count
-
     def locate(self, rows: Int64Array) -> Located:
         """See ``RaggedRows.locate``; the dims are read from the beginning of each blob."""
-        stored, width = self._blobs.stored.locate(rows), max(self.field.rank, 1)
+        stored, width = self._heap.locate(rows), max(self.field.rank, 1)
         dims = np.ones((len(rows), width), np.int64)
         dims[stored.lengths < 0] = -1
         if self.field.rank:
-            for index, (row, blob) in enumerate(zip(rows.tolist(), self._blobs.of(stored), strict=True)):
+            for index, (row, blob) in enumerate(zip(rows.tolist(), self._blobs(stored), strict=True)):
                 if dims[index, 0] >= 0:
-                    dims[index] = self._blobs.shape(row, blob)
+                    dims[index] = self._shape(row, blob)
         lengths = np.where(dims[:, 0] < 0, -1, dims.prod(axis=1) * self.field.itemsize)
         return Located(rows.astype(np.int64) * ROW_BYTES, lengths, dims)
 
     def copy(self, starts: Int64Array, lengths: Int64Array, out: npt.NDArray[np.uint8]) -> None:
         """See ``RaggedRows.copy``. Blobs are decoded in the threads of the caller, whole rows straight into ``out``."""
         rows, first_bytes = np.divmod(starts, ROW_BYTES)
-        blobs, ends = self._blobs, np.cumsum(lengths)
-        of_rows = blobs.of(blobs.stored.locate(rows))
+        blobs, ends, itemsize = self._blobs(self._heap.locate(rows)), np.cumsum(lengths), self._dtype.itemsize
 
         def decode(begin: int, end: int) -> None:
             for index in range(begin, end):
-                row, blob, first = int(rows[index]), of_rows[index], int(first_bytes[index])
-                shape, place = blobs.shape(row, blob), out[int(ends[index] - lengths[index]) : int(ends[index])]
+                row, blob, first = int(rows[index]), blobs[index], int(first_bytes[index])
+                shape, place = self._shape(row, blob), out[int(ends[index] - lengths[index]) : int(ends[index])]
                 whole = place
-                if first or len(place) != math.prod(shape) * blobs.dtype.itemsize:
-                    whole = np.empty(math.prod(shape) * blobs.dtype.itemsize, np.uint8)
-                blobs.decode(row, blob, whole.view(blobs.dtype).reshape(shape))
+                if first or len(place) != math.prod(shape) * itemsize:
+                    whole = np.empty(math.prod(shape) * itemsize, np.uint8)
+                self._decode(row, blob, whole.view(self._dtype).reshape(shape))
                 if whole is not place:
                     place[:] = whole[first : first + len(place)]
 
@@ -204,5 +178,5 @@ class CodedRaggedColumn(CodedColumn, RaggedRows):
         if not self.row_count:
             return 0
         rows = np.unique(np.linspace(0, self.row_count - 1, SAMPLED_ROWS).astype(np.int64))
-        rows = rows[self._blobs.stored.locate(rows).lengths > 0]  # a row that is not there yet has no blob
+        rows = rows[self._heap.locate(rows).lengths > 0]  # a row that is not there yet has no blob
         return math.ceil(self.locate(rows).lengths.mean()) if len(rows) else 0

@@ -134,7 +134,7 @@ class Column:
 
     def joined(self, field: Field, columns: Sequence[Any]) -> Column:
         """Return the columns of several stores, of one layout, as one; this is the first of them."""
-        raise NotImplementedError
+        return ConcatFixedColumn(field, columns)
 
 
 class FileColumn(Column):
@@ -282,10 +282,6 @@ class FixedColumn(FileColumn):
         """See ``Column.gather_into``."""
         return select_rows(self.data, torch.from_numpy(rows), out)
 
-    def joined(self, field: Field, columns: Sequence[Any]) -> Column:
-        """See ``Column.joined``."""
-        return ConcatFixedColumn(field, columns)
-
     def switch_to_committed(self, root: Path, check: Callable[[], None]) -> None:
         """Let this column of a build be that of the finished store at ``root``."""
         self.path, self._check = fixed_file(root, self.field), check
@@ -336,10 +332,6 @@ class ComputedColumn(Column):
 
     def __init__(self, field: Field, row_count: int) -> None:
         self.field, self.row_count = field, row_count
-
-    def joined(self, field: Field, columns: Sequence[Any]) -> Column:
-        """See ``Column.joined``."""
-        return ConcatFixedColumn(field, columns)
 
 
 _INTS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
