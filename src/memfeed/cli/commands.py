@@ -111,27 +111,22 @@ def verify(
     progress: ShowProgress = None,
 ) -> None:
     """Read every byte of a store and compare it with the checksums. The exit status is 2 if the store is damaged."""
-    from memfeed.remote.connections import is_address
+    from memfeed.remote.connections import is_address, parse_address
 
     if is_address(store):
-        _verify_address(store, progress)
+        from memfeed.remote.layout import verify as verify_address
+        from memfeed.system.progress import Progress
+
+        address, started = parse_address(store), time.perf_counter()
+        with Progress(address.name, None, unit="B", progress=progress) as bar:
+            remote = verify_address(store, bar.advance_to)
+        _report(address, "", sum(remote.manifest.files.values()), started)
         return
     opened = memfeed.open(store)
     total_bytes = sum(opened._view.manifest.files.values()) if opened._view.manifest is not None else opened.nbytes
     started = time.perf_counter()
     opened.verify(progress=progress)
     _report(store, "", total_bytes, started)
-
-
-def _verify_address(text: str, progress: bool | None) -> None:
-    from memfeed.remote.connections import parse_address
-    from memfeed.remote.layout import verify as verify_address
-    from memfeed.system.progress import Progress
-
-    address, started = parse_address(text), time.perf_counter()
-    with Progress(address.name, None, unit="B", progress=progress) as bar:
-        store = verify_address(text, bar.advance_to)
-    _report(address, "", sum(store.manifest.files.values()), started)
 
 
 def _report(name: object, done: str, total_bytes: int, started: float) -> None:

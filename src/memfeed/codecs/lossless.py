@@ -105,23 +105,17 @@ _HEADER = 4  # bytes before the dims
 MOST_DIMS = 64
 
 
-def _narrower(dtype: np.dtype[Any]) -> list[np.dtype[Any]]:
-    """Return the smaller dtypes whose values all fit into this integer dtype, the smallest first."""
-    if dtype.kind not in "iu":
-        return []
-    return [
-        other
-        for other in _DTYPES
-        if other.kind in "iu" and other.itemsize < dtype.itemsize and np.can_cast(other, dtype, "safe")
-    ]
-
-
-_NARROWER = {dtype: _narrower(dtype) for dtype in _DTYPES}
+_INTEGERS = [dtype for dtype in _DTYPES if dtype.kind in "iu"]
+_NARROWER = {
+    dtype: [one for one in _INTEGERS if one.itemsize < dtype.itemsize and np.can_cast(one, dtype, "safe")]
+    for dtype in _INTEGERS
+}
+"""For each dtype of integers the smaller ones whose values all fit into it, the smallest first."""
 
 
 def narrow(row: Array) -> Array:
     """Return integers in the smallest dtype that has all of their values, other rows as they are."""
-    candidates = _NARROWER[row.dtype]
+    candidates = _NARROWER.get(row.dtype)
     if not candidates or not row.size:
         return row
     least, largest = int(row.min()), int(row.max())
@@ -149,7 +143,7 @@ def _read_header(blob: Blob) -> _Header:
     if max(row_code, stored_code) >= len(_DTYPES) or rank > MOST_DIMS or size > len(blob):
         raise corrupt(f"the header {blob[:_HEADER].tolist()} in {len(blob)} bytes", "known dtypes, and dims")
     dtype, stored = _DTYPES[row_code], _DTYPES[stored_code]
-    if stored != dtype and stored not in _NARROWER[dtype]:
+    if stored != dtype and stored not in _NARROWER.get(dtype, ()):
         raise corrupt(f"{stored} for a row of {dtype}", "a dtype whose values it has")
     shape = struct.unpack(f"<{rank}I", blob[_HEADER:size].tobytes())
     if filter_code not in filters_of(stored, shape):

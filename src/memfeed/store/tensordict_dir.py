@@ -139,10 +139,10 @@ def _entry_paths(reader: DirectoryReader, directory: Path, entries: dict[str, di
     return paths | (older if any("%" in key for key in only_older) else only_older)
 
 
-def _is_deeper(value: Any, levels: int) -> bool:
-    """Return True if a JSON value nests deeper than ``levels``."""
+def _is_deep(value: Any) -> bool:
+    """Return True if a JSON value nests deeper than `DEEPEST_JSON`."""
     level = [value]
-    for _ in range(levels + 1):
+    for _ in range(DEEPEST_JSON + 1):
         nested = (part.values() if isinstance(part, dict) else part for part in level if isinstance(part, dict | list))
         level = [part for parts in nested for part in parts]
     return bool(level)
@@ -266,7 +266,7 @@ class DirectoryReader:
             found = json.loads(data)
         except (ValueError, RecursionError) as error:
             raise StoreError(f"{path}: found bytes that cannot be read ({error}); expected JSON: damaged") from None
-        if _is_deeper(found, DEEPEST_JSON):
+        if _is_deep(found):
             raise StoreError(f"{path}: found JSON nested deeper than {DEEPEST_JSON}; expected a flatter value")
         if not isinstance(found, dict):
             raise StoreError(f"{path}: found a JSON {type(found).__name__}; expected an object: it is damaged")

@@ -25,19 +25,15 @@ def _openmp() -> Any:
     name = "libtorch_cpu.dylib" if sys.platform == "darwin" else "libtorch_cpu.so"
     try:
         library: Any = ctypes.PyDLL(str(Path(torch.__file__).with_name("lib") / name))  # finds what it links to
-        works = library.omp_get_max_threads() == torch.get_num_threads() and _can_set(library)
+        before = torch.get_num_threads()
+        if library.omp_get_max_threads() != before:
+            return None
+        library.omp_set_num_threads(before + 1)
+        found = torch.get_num_threads()  # does torch follow the number that this library is given?
+        library.omp_set_num_threads(before)
     except (OSError, AttributeError):
         return None
-    return library if works else None
-
-
-def _can_set(library: Any) -> bool:
-    """Return True if torch follows the number that this library is given."""
-    before = torch.get_num_threads()
-    library.omp_set_num_threads(before + 1)
-    found = torch.get_num_threads()
-    library.omp_set_num_threads(before)
-    return found == before + 1
+    return library if found == before + 1 else None
 
 
 def can_limit() -> bool:

@@ -16,7 +16,7 @@ import queue
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from itertools import pairwise
 from time import perf_counter, thread_time
 from typing import Any, Literal
@@ -156,12 +156,10 @@ class _Job:
     def _drop(self) -> int:
         """Take out the parts that nobody has begun. Return how many."""
         dropped = 0
-        while self._parts:
-            try:
+        with suppress(IndexError):
+            while True:
                 self._parts.popleft()
-            except IndexError:
-                break
-            dropped += 1
+                dropped += 1
         return dropped
 
     def _count(self, done: int) -> None:

@@ -25,6 +25,8 @@ MOST_CHANGE = 0.25  # of that share, without a new comparison
 class ThreadChoice:
     """The number of threads for one kind of work, from 1 to ``most``. Any thread may call it.
 
+    ``threads`` is the number settled on last, 1 at first.
+
     Args:
         most: the largest number.
         clock: gives seconds.
@@ -32,7 +34,7 @@ class ThreadChoice:
 
     def __init__(self, most: int, clock: Callable[[], float] = perf_counter) -> None:
         self._clock, self._lock = clock, threading.Lock()
-        self._most, self._threads = most, 1
+        self._most, self.threads = most, 1
         self._rest, self._went_up = FIRST_REST, False
         self._rests_until, self._stays_until = 0.0, 0.0  # the second even if the share of its time has changed
         self._compared: tuple[int, int] | None = None
@@ -46,11 +48,6 @@ class ThreadChoice:
         self._rates: tuple[list[float], list[float]] = [], []
 
     @property
-    def threads(self) -> int:
-        """The number settled on last; 1 at first."""
-        return self._threads
-
-    @property
     def most(self) -> int:
         """The largest number of threads; may be changed at any time."""
         return self._most
@@ -59,14 +56,14 @@ class ThreadChoice:
     def most(self, most: int) -> None:
         with self._lock:
             if most != self._most:
-                self._most, self._threads = most, min(self._threads, most)
+                self._most, self.threads = most, min(self.threads, most)
                 self._rest = FIRST_REST
                 self._compare_next()
 
     def next(self) -> int:
         """Return how many threads the next piece of work takes."""
         compared = self._compared
-        return self._threads if compared is None else compared[self._turn % 2]
+        return self.threads if compared is None else compared[self._turn % 2]
 
     def note(self, threads: int, work: float, seconds: float, cpu_seconds: float) -> None:
         """Count work that was done by so many threads.
@@ -95,8 +92,8 @@ class ThreadChoice:
     def _settle(self, few: int, many: int) -> None:
         gain = np.median(self._rates[1]) / np.median(self._rates[0])
         best = many if gain >= GAIN ** math.log2(many / few) else few
-        if best != self._threads:
-            self._went_up, self._threads, self._rest = best > self._threads, best, FIRST_REST
+        if best != self.threads:
+            self._went_up, self.threads, self._rest = best > self.threads, best, FIRST_REST
             self._compare_next(self._went_up)
             if self._compared is not None:
                 return
@@ -124,7 +121,7 @@ class ThreadChoice:
 
     def _compare_next(self, upwards: bool = True) -> None:
         """Begin to compare the number with the next larger or smaller one, if there is one in that direction."""
-        threads = self._threads
+        threads = self.threads
         smaller = 1 << max((threads - 1).bit_length() - 1, 0)  # the power of two below; 1 for 1
         pairs = {True: (threads, min(2 * threads, self._most)), False: (smaller, threads)}
         few, many = pairs[upwards]

@@ -71,7 +71,9 @@ def examine(place: Path = Path()) -> Iterator[Finding]:
         "memory available", format_bytes(memory), "stores beyond it are read from the disk" if memory < 8e9 else ""
     )
     yield _memory_copy()
-    yield _file_system(place)
+    kind, free = file_system(place), free_bytes(place)
+    words = next((text for name, text in WEAKNESSES.items() if kind.startswith(name)), "")
+    yield Finding("file system", f"{kind}, {format_bytes(free) if free else 'unknown bytes'} free", words)
     yield from _disk(place)
     yield from _bus()
     yield _shared_memory()
@@ -113,13 +115,6 @@ def file_system(place: Path) -> str:
         if whole == top or top in whole.parents:
             found = max(found, (len(top.parts), rest.split()[0]), key=lambda one: one[0])
     return found[1]
-
-
-def _file_system(place: Path) -> Finding:
-    kind = file_system(place)
-    free = free_bytes(place)
-    words = next((text for name, text in WEAKNESSES.items() if kind.startswith(name)), "")
-    return Finding("file system", f"{kind}, {format_bytes(free) if free else 'unknown bytes'} free", words)
 
 
 def _disk(place: Path) -> Iterator[Finding]:
