@@ -12,7 +12,6 @@ import pickle
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -286,6 +285,8 @@ def open_backing(root: Path, owner: object = None) -> Backing:
     if found is not None:
         return _memfeed_backing(root.absolute(), *found, owner)
     if memo_format.is_memo(root):
+        from memfeed.store.memo_dir import memo_backing  # a store of memfeed needs none of this
+
         return memo_backing(root.absolute())
     from memfeed.store import foreign, tensordict_dir  # a store of memfeed needs none of this
 
@@ -305,23 +306,6 @@ def open_backing(root: Path, owner: object = None) -> Backing:
     if not root.exists():
         raise StoreNotFoundError(_nothing(root))
     raise StoreError(_not_a_store(root))
-
-
-def memo_backing(root: Path, numbers: Int64Array | None = None) -> Backing:
-    """Return the memoized results at ``root``: those that are there now, or the rows with these ``numbers`` [n]."""
-    from memfeed.store import memo_dir  # a store of memfeed needs none of this
-
-    contents = memo_dir.read(root, memo_dir.present_rows(root) if numbers is None else numbers)
-    return Backing(
-        root,
-        contents.schema,
-        len(contents.rows.numbers),
-        contents.digest,
-        contents.columns.__getitem__,
-        remake=(memo_backing, (root, contents.rows.numbers)),
-        description="memoized results",
-        verify=partial(memo_dir.verify, root, contents.rows),
-    )
 
 
 def _nothing(root: Path) -> str:
