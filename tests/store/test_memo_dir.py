@@ -90,19 +90,19 @@ LEAF = ("int64", (2,), np.arange(2).view(np.uint8))
 def test_a_damaged_structure(tmp_path, tree):
     numbers = write(tmp_path, [blob_of(tree, LEAF)])
     with pytest.raises(CorruptStoreError, match="found a result with a layout that cannot be read"):
-        memo_dir.memo_backing(tmp_path, numbers)
+        memo_dir.read(tmp_path, numbers)
 
 
 def test_a_right_structure_by_hand(tmp_path):
-    contents = memo_dir.memo_backing(tmp_path, write(tmp_path, [blob_of(["tensor", 0], LEAF)]))
-    assert contents.column(1).read_row(0).tolist() == [0, 1]
+    contents = memo_dir.read(tmp_path, write(tmp_path, [blob_of(["tensor", 0], LEAF)]))
+    assert contents.columns[1].read_row(0).tolist() == [0, 1]
     assert contents.schema.fields[1].shape == (2,)
 
 
 def test_rows_outside_their_files(tmp_path):
     numbers = write(tmp_path, [blob_of(["tensor", 0], LEAF)] * 2)
     with pytest.raises(CorruptStoreError, match="found fewer rows than there are; expected 3"):
-        memo_dir.memo_backing(tmp_path, np.arange(3))
+        memo_dir.read(tmp_path, np.arange(3))
     paths = ragged_files(tmp_path, BLOB)
     huge = 1 << 62
     for file, value in ((paths.start, -1), (paths.start, huge), (paths.dims, -1), (paths.dims, huge), (paths.dims, 5)):
@@ -111,13 +111,13 @@ def test_rows_outside_their_files(tmp_path):
         changed[1] = value
         changed.tofile(file)
         with pytest.raises(CorruptStoreError, match="found row 1 at byte"):
-            memo_dir.memo_backing(tmp_path, numbers)
+            memo_dir.read(tmp_path, numbers)
         file.write_bytes(kept_bytes)
 
 
 def test_no_rows(tmp_path):
-    contents = memo_dir.memo_backing(tmp_path, write(tmp_path, []))
-    assert contents.row_count == 0
+    contents = memo_dir.read(tmp_path, write(tmp_path, []))
+    assert len(contents.rows.numbers) == 0
     assert [field.name for field in contents.schema] == ["key"]
 
 
@@ -129,12 +129,12 @@ def test_only_written_rows_are_present(tmp_path):
 
 def test_verify_names_the_damaged_row(tmp_path):
     numbers = write(tmp_path, [blob_of(["tensor", 0], LEAF)] * 3)
-    contents, done = memo_dir.memo_backing(tmp_path, numbers), []
-    contents.verify(lambda *args: done.append(args))
+    contents, done = memo_dir.read(tmp_path, numbers), []
+    memo_dir.verify(tmp_path, contents.rows, lambda *args: done.append(args))
     assert done[-1][0] == done[-1][1] == ragged_files(tmp_path, BLOB).heap.stat().st_size
     heap = ragged_files(tmp_path, BLOB).heap
     data = bytearray(heap.read_bytes())
     data[len(data) // 3 + 1] ^= 1
     heap.write_bytes(data)
     with pytest.raises(CorruptStoreError, match="found row 1 with other bytes than were written"):
-        contents.verify(None)
+        memo_dir.verify(tmp_path, contents.rows, None)

@@ -11,7 +11,7 @@ from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 import memfeed
 from memfeed.errors import LoaderError
 from memfeed.verdict import bench
-from memfeed.verdict.program import describe, run_turn
+from memfeed.verdict.program import Program, describe
 from memfeed.verdict.verdict import Verdict, load_verdict
 
 
@@ -219,7 +219,7 @@ def test_a_turn_has_its_parts_apart():
             time.sleep(0.05 if not number else 0.01)
             yield torch.zeros(4)
 
-    turn = run_turn(batches, [4] * 5, compute(0.02), None, first_batches=1, seconds=0.0)
+    turn = Program([], 4, 0, False, step=compute(0.02)).run_turn(batches, [4] * 5, 1, 0.0)
     assert turn.rows == 16
     assert 0.0025 <= turn.waiting < turn.computing
     assert turn.computing >= 0.005
@@ -232,7 +232,7 @@ def test_batches_go_to_the_device_in_a_step_of_their_own():
     seen = []
     batches = [{"x": torch.zeros(2), "name": ["a", "b"]}] * 3
     device = torch.device("cpu")
-    run_turn(lambda: batches, [2] * 3, seen.append, device, first_batches=1, seconds=0.0)
+    Program([], 2, 0, False, step=seen.append, device=device).run_turn(lambda: batches, [2] * 3, 1, 0.0)
     assert [one["name"] for one in seen] == [["a", "b"]] * 3
 
 

@@ -36,10 +36,10 @@ from memfeed.remote.objects import Objects
 from memfeed.remote.ranges import ChunkTable, aligned_steps
 from memfeed.remote.remote_supply import RemoteSupply
 from memfeed.store import format, memo_format
+from memfeed.store.backing import memo_backing
 from memfeed.store.checksums import chunks_of, describe_chunk, read_checksums
 from memfeed.store.format import WORK_DIRECTORY
 from memfeed.store.manifest import CHUNK_BYTES, Manifest
-from memfeed.store.memo_dir import memo_backing
 from memfeed.store.opened import open_store
 from memfeed.store.store import Store
 from memfeed.system import files, trust

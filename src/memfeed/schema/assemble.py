@@ -20,7 +20,7 @@ from torch.utils.data import default_collate
 from memfeed.errors import SchemaError, brief
 from memfeed.schema import kept_tensors
 from memfeed.schema.fields import Form, Node
-from memfeed.schema.graphs import collate_graphs, graph_class, make_graph
+from memfeed.schema.graphs import collate_graphs, graph_class, with_parts
 from memfeed.schema.kept_tensors import make_kept
 from memfeed.schema.tensordicts import is_tensor_collection
 from memfeed.schema.tree import is_unbatched, record_names, typed_name
@@ -236,7 +236,9 @@ def _template(
         return _Constructed(lambda values: make_kept(node.name, values), children)
     if node.kind == "graph":
         graph = graph_class(node.name, types.get(node.name))
-        return _Constructed(lambda values: make_graph(graph, node.keys, values), children)
+        names = [str(key) for key in node.keys]
+        # as PyTorch Geometric makes those of its data sets
+        return _Constructed(lambda values: with_parts(graph(), dict(zip(names, values, strict=True))), children)
     keys, cls = node.keys, _record_class(node, types)
     dims = node.batch_dims + batched
     if node.kind in ("tensordict", "tensorclass"):

@@ -64,11 +64,6 @@ def open_graph(graph: Any) -> tuple[tuple[str, ...], list[Any]]:
     return tuple(parts), list(parts.values())
 
 
-def make_graph(cls: Any, keys: Sequence[Any], values: Sequence[Any]) -> Any:
-    """Return a graph of this class with these parts."""
-    return with_parts(cls(), dict(zip(keys, values, strict=True)))  # as PyTorch Geometric makes those of its data sets
-
-
 def with_parts(graph: Any, parts: Mapping[str, Any]) -> Any:
     """Put ``parts`` into a graph and return it."""
     is_hetero = hasattr(graph, "edge_types")

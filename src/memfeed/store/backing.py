@@ -12,6 +12,7 @@ import pickle
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,7 @@ import torch
 from memfeed.errors import CorruptStoreError, LoaderError, StoreError, StoreNotFoundError, UnfitRowError
 from memfeed.schema.codec import Int64Array
 from memfeed.schema.fields import Field, Schema
-from memfeed.schema.recipe import PER_SAMPLE, RecipeStep
+from memfeed.schema.recipe import PER_SAMPLE
 from memfeed.store import format, memo_format
 from memfeed.store.coded_columns import decoded_column
 from memfeed.store.columns import Column, FixedColumn
@@ -88,19 +89,16 @@ class PartTransforms:
     def one(self) -> Any:
         """Return it; None if they have none. LoaderError if they have different ones, or functions that may differ."""
         first, *others = [(store._view.recipe, store.transform) for store in self.stores]
+        # it says all of the transform if no step of it is a function of the user's
+        has_all = bool(first[0]) and all(step.name != PER_SAMPLE for step in first[0])
         for other in others:
-            if other[0] != first[0] or not (_has_all(first[0]) or _is_equal(first[1], other[1])):
+            if other[0] != first[0] or not (has_all or _is_equal(first[1], other[1])):
                 raise LoaderError(
                     "found stores with different transforms of their own (cache(split=True)), or with functions in "
                     "them that are not known to be equal; expected one transform for a loader: pass transform=, for "
                     "example transform=stores[0].transform, or {} for none"
                 )
         return first[1]
-
-
-def _has_all(recipe: Sequence[RecipeStep]) -> bool:
-    """Return True if a recipe says all of its transform: no step of it is a function of the user's."""
-    return bool(recipe) and all(step.name != PER_SAMPLE for step in recipe)
 
 
 def _is_equal(one: Any, other: Any) -> bool:
@@ -285,8 +283,6 @@ def open_backing(root: Path, owner: object = None) -> Backing:
     if found is not None:
         return _memfeed_backing(root.absolute(), *found, owner)
     if memo_format.is_memo(root):
-        from memfeed.store.memo_dir import memo_backing  # a store of memfeed needs none of this
-
         return memo_backing(root.absolute())
     from memfeed.store import foreign, tensordict_dir  # a store of memfeed needs none of this
 
@@ -306,6 +302,23 @@ def open_backing(root: Path, owner: object = None) -> Backing:
     if not root.exists():
         raise StoreNotFoundError(_nothing(root))
     raise StoreError(_not_a_store(root))
+
+
+def memo_backing(root: Path, numbers: Int64Array | None = None) -> Backing:
+    """Return the memoized results at ``root``: those that are there now, or the rows with these ``numbers`` [n]."""
+    from memfeed.store import memo_dir  # a store of memfeed needs none of this
+
+    contents = memo_dir.read(root, memo_dir.present_rows(root) if numbers is None else numbers)
+    return Backing(
+        root,
+        contents.schema,
+        len(contents.rows.numbers),
+        contents.digest,
+        contents.columns.__getitem__,
+        remake=(memo_backing, (root, contents.rows.numbers)),
+        description="memoized results",
+        verify=partial(memo_dir.verify, root, contents.rows),
+    )
 
 
 def _nothing(root: Path) -> str:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -24,9 +24,6 @@ from memfeed.store.copied_ranges import select_rows
 from memfeed.store.ragged import Located, fixed_file
 from memfeed.system.buffers import Allocator
 from memfeed.system.mapped_memory import ORDINARY, map_checked, read_file
-
-if TYPE_CHECKING:
-    from memfeed.store.packed import Packing
 
 
 class Column:
@@ -43,7 +40,7 @@ class Column:
     in_memory = False
     gives_views = False  # rows can be read as views of one map
     offsets: Int64Array | None = None
-    packing: Packing | None = None
+    packing: Any = None  # a `memfeed.store.packed.Packing`
     why_mapped = ""  # why a loader cannot keep the rows in another place
 
     @property

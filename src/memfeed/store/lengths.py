@@ -49,10 +49,10 @@ def jagged_field(schema: Schema, which: str | int | FieldPath | None, option: st
     FieldError if there is no such field, or more than one.
     """
     jagged = [index for index, field in enumerate(schema) if is_jagged(field)]
+    names = ", ".join(schema.fields[index].name for index in jagged[:5]) or "none"
     if which is None:
         groups = {-1 - i if (group := schema.fields[i].lengths_of) is None else group for i in jagged}
         if len(groups) != 1:
-            names = ", ".join(schema.fields[index].name for index in jagged[:5]) or "none"
             raise FieldError(
                 f"found {len(groups)} fields of varying length ({names}); expected one: name the field whose lengths "
                 f'count: {option}="{schema.fields[jagged[0]].name if jagged else "input_ids"}"'
@@ -60,7 +60,6 @@ def jagged_field(schema: Schema, which: str | int | FieldPath | None, option: st
         return jagged[0]
     index = schema.field_index(which)
     if index not in jagged:
-        names = ", ".join(schema.fields[at].name for at in jagged[:5]) or "none"
         field = schema.fields[index]
         raise FieldError(
             f"found {option}={which!r}, which is {field.describe()}; expected a field of varying length (this store "

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Sequence
-from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -17,7 +16,6 @@ from memfeed.schema.codec import Int64Array
 from memfeed.schema.fields import DTYPES, Field, Kind, Node, Schema, display
 from memfeed.schema.fields import Path as FieldPath
 from memfeed.schema.names import StemAssigner
-from memfeed.store.backing import Backing
 from memfeed.store.columns import Column
 from memfeed.store.format import WORK_DIRECTORY
 from memfeed.store.memo_format import BLOB, FOOTER_BYTES, KEY, Blob, is_right, layout_bytes, read_footer
@@ -37,21 +35,29 @@ class Rows(NamedTuple):
     blobs: Int64Array
 
 
+class Contents(NamedTuple):
+    """The schema and columns of the results, their rows, and a hash of which rows they are."""
+
+    schema: Schema
+    columns: list[Column]
+    rows: Rows
+    digest: str
+
+
 def present_rows(root: Path) -> Int64Array:
     """Return the numbers of the rows that can be read now, in the order in which they were made, int64 [n]."""
     states = np.fromfile(root / WORK_DIRECTORY / "presence", np.uint8)
     return np.flatnonzero(np.isin(states, PRESENT))
 
 
-def memo_backing(root: Path, numbers: Int64Array | None = None) -> Backing:
-    """Return the results at ``root``: those that are there now, or the rows with these ``numbers`` [n].
+def read(root: Path, numbers: Int64Array) -> Contents:
+    """Return the contents of the results at ``root``, of the rows with these numbers.
 
     A row is ``{"key": ..., "result": ...}``. If results differ in structure, dtype or number of dims, each kind of them
     is a field of its own (``result_0``, ``result_1``), and None in all other rows.
 
     Raises CorruptStoreError for rows that do not fit into their files.
     """
-    numbers = present_rows(root) if numbers is None else numbers
     places = [_places(root, field, numbers) for field in (KEY, BLOB)]
     rows = Rows(numbers, *places)
     blobs = _read_blobs(root, rows.blobs)
@@ -77,16 +83,7 @@ def memo_backing(root: Path, numbers: Int64Array | None = None) -> Backing:
     digest = xxhash.xxh3_128(numbers.tobytes())
     for blob in blobs:
         digest.update(blob.digest)
-    return Backing(
-        root,
-        schema,
-        len(numbers),
-        digest.hexdigest(),
-        columns.__getitem__,
-        remake=(memo_backing, (root, numbers)),
-        description="memoized results",
-        verify=partial(verify, root, rows),
-    )
+    return Contents(schema, columns, rows, digest.hexdigest())
 
 
 def verify(root: Path, rows: Rows, report: Callable[[int, int], None] | None) -> None:

@@ -37,7 +37,7 @@ from memfeed.verdict.judge import (
     judge,
     times_as_fast,
 )
-from memfeed.verdict.program import Program, batch_rows, describe, messages_kept, run_turn
+from memfeed.verdict.program import Program, batch_rows, describe, messages_kept
 from memfeed.verdict.sample_cost import files_below, measure_forms, measure_samples, noted_files, size_of
 from memfeed.verdict.verdict import Verdict
 
@@ -198,7 +198,7 @@ class _Bench:
             self.batch = next(iter(self.program.torch_loader(self._some(self.program.batch_size), 0)))
         count = 4
         sizes = [min(self.program.batch_size, self.program.row_count)] * count
-        return self._turn(lambda: [self.batch] * count, sizes, 1, seconds)
+        return self.program.run_turn(lambda: [self.batch] * count, sizes, 1, seconds)
 
     def _torch_turn(self, worker_count: int, seconds: float) -> Turn:
         if self.is_cold:
@@ -207,21 +207,14 @@ class _Bench:
         loader = self.loaders.get(worker_count) or self.program.torch_loader(self.rows, worker_count)
         if loader.persistent_workers:
             self.loaders[worker_count] = loader  # its processes start once
-        return self._turn(lambda: loader, sizes, max(1, worker_count), seconds)
+        return self.program.run_turn(lambda: loader, sizes, max(1, worker_count), seconds)
 
     def _memfeed_turn(self, loader: Any, seconds: float) -> Turn:
         if self.is_store_cold and self.folder is not None:
             evict(files_below(self.folder))
         sizes = batch_rows(len(self.rows), self.program.batch_size)
         workers = 0 if isinstance(loader.dataset, Store) else self.program.worker_count  # of decoded files
-        return self._turn(lambda: loader, sizes, max(1, workers), seconds, is_transferred=True)
-
-    def _turn(self, make: Any, sizes: list[int], first: int, seconds: float, *, is_transferred: bool = False) -> Turn:
-        program = self.program
-        return run_turn(
-            make, sizes, program.step, program.device,
-            first_batches=first, seconds=seconds, is_transferred=is_transferred,
-        )  # fmt: skip
+        return self.program.run_turn(lambda: loader, sizes, max(1, workers), seconds, is_transferred=True)
 
     def _files(self) -> set[str]:
         """Return the files of the sample; they are found by reading it once."""
@@ -263,7 +256,7 @@ class _Bench:
             loader = program.memfeed_loader(self.rows, folder / STORE)
             opened = time.perf_counter() - started
             sizes = batch_rows(len(self.rows), program.batch_size)
-            turn = self._turn(lambda: loader, sizes, max(1, program.worker_count), 0.0, is_transferred=True)
+            turn = program.run_turn(lambda: loader, sizes, max(1, program.worker_count), 0.0, is_transferred=True)
         except MemfeedError as error:
             return 0.0, None, " ".join(str(error).split())
         if not is_dataset(program.dataset):

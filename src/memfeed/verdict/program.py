@@ -30,6 +30,28 @@ _OF_WORKERS = ("prefetch_factor", "timeout", "multiprocessing_context", "persist
 _KEPT_OPTIONS = ("collate_fn", "pin_memory", "timeout", "worker_init_fn", "multiprocessing_context")
 
 
+class _Marks:
+    """Moments on the CPU, or in the stream of a CUDA device, which computes later than Python runs."""
+
+    def __init__(self, device: torch.device | None) -> None:
+        self.device = device if device is not None and device.type == "cuda" else None
+
+    def mark(self) -> Any:
+        if self.device is None:
+            return time.perf_counter()
+        event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+        event.record(torch.cuda.current_stream(self.device))
+        return event
+
+    def finish(self) -> None:
+        """Wait until all moments have come."""
+        if self.device is not None:
+            torch.cuda.synchronize(self.device)
+
+    def seconds(self, one: Any, other: Any) -> float:
+        return float(other - one) if self.device is None else float(one.elapsed_time(other)) / 1000
+
+
 @dataclass(frozen=True)
 class Program:
     """A program to measure: its dataset, its loader and its step.
@@ -79,6 +101,59 @@ class Program:
             num_workers=self.worker_count,
             cache=path if is_dataset(sample) else None,
             **options,
+        )
+
+    def run_turn(
+        self,
+        make: Callable[[], Iterable[Any]],
+        row_counts: list[int],
+        first_batches: int,
+        seconds: float,
+        *,
+        is_transferred: bool = False,
+    ) -> Turn:
+        """Run epochs until ``seconds`` have passed, at least one; return what a row took after the first batches.
+
+        Args:
+            make: returns what one epoch iterates over.
+            row_counts: the rows of each of its batches.
+            first_batches: so many are left out: those that workers make while they start. All count if there are no
+                others.
+            is_transferred: True if batches come on the device.
+        """
+
+        def to_device(leaf: Any) -> Any:
+            return leaf.to(device, non_blocking=True) if hasattr(leaf, "to") else leaf
+
+        step, device = self.step, self.device
+        first_batches = first_batches if len(row_counts) > first_batches else 0
+        marks, parts, rows, first_seconds = _Marks(device), [0.0, 0.0, 0.0], 0, []
+        started = time.perf_counter()
+        while not rows or time.perf_counter() - started < seconds:
+            begun = time.perf_counter()
+            last, moments = marks.mark(), []
+            for number, batch in enumerate(make()):
+                if not number:
+                    first_seconds.append(time.perf_counter() - begun)
+                arrived = marks.mark()
+                if device is not None and not is_transferred:
+                    batch = optree.tree_map(to_device, batch)
+                moved = marks.mark()
+                if step is not None:
+                    step(batch)
+                done = marks.mark()
+                if number >= first_batches:
+                    moments.append((last, arrived, moved, done))
+                last = done
+            marks.finish()
+            for moment in moments:
+                for part in range(3):
+                    parts[part] += marks.seconds(moment[part], moment[part + 1])
+            rows += sum(row_counts[first_batches:])
+        waiting, transfer, computing = (part / rows for part in parts)
+        first = median(first_seconds)
+        return Turn(
+            first, first - waiting * sum(row_counts[: max(1, first_batches)]), waiting, transfer, computing, rows
         )
 
 
@@ -135,82 +210,6 @@ def messages_kept() -> Iterator[io.StringIO]:
     """Keep what is printed to stderr during the block: lines about a temporary store help nobody."""
     with io.StringIO() as kept, redirect_stderr(kept):
         yield kept
-
-
-Batches = Iterable[Any]
-
-
-class _Marks:
-    """Moments on the CPU, or in the stream of a CUDA device, which computes later than Python runs."""
-
-    def __init__(self, device: torch.device | None) -> None:
-        self.device = device if device is not None and device.type == "cuda" else None
-
-    def mark(self) -> Any:
-        if self.device is None:
-            return time.perf_counter()
-        event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
-        event.record(torch.cuda.current_stream(self.device))
-        return event
-
-    def finish(self) -> None:
-        """Wait until all moments have come."""
-        if self.device is not None:
-            torch.cuda.synchronize(self.device)
-
-    def seconds(self, one: Any, other: Any) -> float:
-        return float(other - one) if self.device is None else float(one.elapsed_time(other)) / 1000
-
-
-def run_turn(
-    make: Callable[[], Batches],
-    row_counts: list[int],
-    step: Callable[[Any], Any] | None,
-    device: torch.device | None,
-    *,
-    first_batches: int,
-    seconds: float,
-    is_transferred: bool = False,
-) -> Turn:
-    """Run epochs until ``seconds`` have passed, at least one; return what a row took after the first batches.
-
-    Args:
-        make: returns what one epoch iterates over.
-        row_counts: the rows of each of its batches.
-        first_batches: so many are left out: those that workers make while they start. All count if there are no others.
-        is_transferred: True if batches come on the device.
-    """
-
-    def to_device(leaf: Any) -> Any:
-        return leaf.to(device, non_blocking=True) if hasattr(leaf, "to") else leaf
-
-    first_batches = first_batches if len(row_counts) > first_batches else 0
-    marks, parts, rows, first_seconds = _Marks(device), [0.0, 0.0, 0.0], 0, []
-    started = time.perf_counter()
-    while not rows or time.perf_counter() - started < seconds:
-        begun = time.perf_counter()
-        last, moments = marks.mark(), []
-        for number, batch in enumerate(make()):
-            if not number:
-                first_seconds.append(time.perf_counter() - begun)
-            arrived = marks.mark()
-            if device is not None and not is_transferred:
-                batch = optree.tree_map(to_device, batch)
-            moved = marks.mark()
-            if step is not None:
-                step(batch)
-            done = marks.mark()
-            if number >= first_batches:
-                moments.append((last, arrived, moved, done))
-            last = done
-        marks.finish()
-        for moment in moments:
-            for part in range(3):
-                parts[part] += marks.seconds(moment[part], moment[part + 1])
-        rows += sum(row_counts[first_batches:])
-    waiting, transfer, computing = (part / rows for part in parts)
-    first = median(first_seconds)
-    return Turn(first, first - waiting * sum(row_counts[: max(1, first_batches)]), waiting, transfer, computing, rows)
 
 
 def batch_rows(row_count: int, batch_size: int) -> list[int]:
