@@ -257,35 +257,34 @@ class View:
     def __reduce__(self) -> tuple[Any, ...]:
         # small: the path and the rows; the other process maps the files itself
         backing, rows = self.backing, None if self.rows is None else self.rows.tobytes()
-        shown = backing.transform, self.types, tuple(self.fields), rows
-        if backing.remake is not None:
-            return _remade, (backing.remake, *shown)
-        if backing.path is None:
+        if backing.remake is None and backing.path is None:
             raise TypeError(
                 "found columns in memory, which a pickle would copy; expected a store on disk: cache() them and send "
                 "the store, or make the loader in the process that uses it"
             )
-        return _reopened, (str(backing.path), backing.digest, *shown)
+        remake = backing.remake or (_reopened, (str(backing.path), backing.digest))
+        return _remade, (*remake, backing.transform, self.types, tuple(self.fields), rows)
 
 
-def _reopened(path: str, digest: str, *shown: Any) -> View:
+def _reopened(path: str, digest: str) -> Backing:
     backing = open_backing(Path(path))
     if backing.digest != digest:
         raise StoreError(
             f"{path}: found another store than the one that was sent here (manifest {backing.digest[:8]}, "
             f"expected {digest[:8]}): it was rebuilt meanwhile; open it again"
         )
-    return _shown(backing, *shown)
+    return backing
 
 
-def _remade(remake: tuple[Callable[..., Backing], tuple[Any, ...]], *shown: Any) -> View:
-    make, arguments = remake
-    return _shown(make(*arguments), *shown)
-
-
-def _shown(
-    backing: Backing, transform: Any, types: tuple[type, ...], fields: tuple[int, ...], rows: bytes | None
+def _remade(
+    make: Callable[..., Backing],
+    arguments: tuple[Any, ...],
+    transform: Any,
+    types: tuple[type, ...],
+    fields: tuple[int, ...],
+    rows: bytes | None,
 ) -> View:
+    backing = make(*arguments)
     backing.transform = transform
     return View(backing, types, fields, None if rows is None else np.frombuffer(bytearray(rows), np.int64))
 

@@ -43,18 +43,16 @@ def refused(error: OSError, path: object, action: str, size: int = 0) -> Memfeed
     """Return the error to raise if the disk refused ``action``: SpaceError if it is full, else BuildError."""
     reason = error.strerror or str(error)
     if error.errno in _NO_ROOM:
-        found, of_whom = None, "no room on the disk"
+        found, of_whom, hint = None, "no room on the disk", "free some space"
         with contextlib.suppress(OSError):
             found = free_bytes(Path(os.path.dirname(str(path))))
+        if error.errno == errno.EDQUOT:  # the disk has room, of files or of bytes, for other users
+            found, of_whom = None, "your disk quota used up"
+            hint = "remove files of yours (quota -s), or get a larger quota,"
+        elif error.errno == errno.EFBIG:
+            hint = "raise the limit of a file's size (ulimit -f)"
         free = "" if found is None else f", {found:,} bytes free"
         room = f"room for {size:,} bytes more" if size else "room for a few bytes more"
-        hint = "free some space" if error.errno != errno.EFBIG else "raise the limit of a file's size (ulimit -f)"
-        if error.errno == errno.EDQUOT:  # the disk has room, of files or of bytes, for other users
-            of_whom, free, hint = (
-                "your disk quota used up",
-                "",
-                "remove files of yours (quota -s), or get a larger quota,",
-            )
         return SpaceError(
             error.errno,
             f"{path}: found {of_whom} while {action} ({reason}{free}); expected {room}: {hint} and run this again",
