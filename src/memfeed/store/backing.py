@@ -17,7 +17,6 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
-import torch
 
 from memfeed.errors import CorruptStoreError, LoaderError, StoreError, StoreNotFoundError, UnfitRowError
 from memfeed.schema.codec import Int64Array
@@ -57,21 +56,18 @@ class GrowingColumn(RaggedColumn):
 
     @ORDINARY
     def _map_heap(self) -> None:
-        size, heap = self._mapped_heap()
+        while True:
+            size = os.fstat(self._fd).st_size
+            try:
+                heap = map_descriptor(self._fd, self.path, size)
+                break
+            except CorruptStoreError:  # a commit may cut it meanwhile, behind its last row
+                if os.fstat(self._fd).st_size >= size:
+                    raise
         self.__dict__["heap"] = heap
         if "_arrays" in self.__dict__:
             self.__dict__["_arrays"] = (*self._arrays[:2], heap.numpy())
         self.heap_bytes = size  # last: another thread may locate rows meanwhile
-
-    def _mapped_heap(self) -> tuple[int, torch.Tensor]:
-        """Return the size of the heap, and a map of it. A commit may cut it meanwhile, behind its last row."""
-        while True:
-            size = os.fstat(self._fd).st_size
-            try:
-                return size, map_descriptor(self._fd, self.path, size)
-            except CorruptStoreError:
-                if os.fstat(self._fd).st_size >= size:
-                    raise
 
     def switch_to_committed(self, root: Path, check: Callable[[], None]) -> None:
         """See ``FixedColumn.switch_to_committed``: the files are the same under other names."""
