@@ -19,8 +19,8 @@ from memfeed.schema.names import StemAssigner
 from memfeed.store.columns import Column
 from memfeed.store.format import WORK_DIRECTORY
 from memfeed.store.memo_format import BLOB, FOOTER_BYTES, KEY, Blob, is_right, layout_bytes, read_footer
-from memfeed.store.ragged import Located, RaggedFiles, ragged_files
-from memfeed.store.ragged_columns import NestedColumn, RaggedColumn, RaggedRows
+from memfeed.store.ragged import Located, ragged_files
+from memfeed.store.ragged_columns import HeapColumn, NestedColumn, RaggedRows
 from memfeed.system.mapped_memory import map_file, read_file
 
 _LEAVES = ("bytes", "tensor", "array", "scalar", "image")
@@ -175,15 +175,6 @@ def _order_of(node: Any) -> list[int]:
     return list(node[2]) if node[0] in ("tensor", "array") and len(node) > 2 else []
 
 
-class _MemoColumn(RaggedColumn):
-    """Leaves of results in the heap of all results."""
-
-    def __init__(self, field: Field, heap: Path, heap_bytes: int, start: Int64Array, dims: Int64Array) -> None:
-        # start and dims are set here, so only the path of the heap is used
-        super().__init__(field, RaggedFiles(heap, heap, heap), len(dims), heap_bytes)
-        self.start, self.dims = torch.from_numpy(start), torch.from_numpy(dims)
-
-
 class _PermutedColumn(RaggedRows):
     """Leaves of results whose dims lie in memory in another order.
 
@@ -228,7 +219,7 @@ class _Fields:
         field = self._field(("key",), "json", "uint8", (), optional=False)
         heap = ragged_files(self._root, KEY).heap
         places = self._rows.keys
-        return _MemoColumn(field, heap, int(places.sum(axis=1).max(initial=0)), places[:, 0], places[:, 1:].copy())
+        return HeapColumn(field, heap, int(places.sum(axis=1).max(initial=0)), places[:, 0], places[:, 1:].copy())
 
     def _field(
         self, path: FieldPath, kind: Kind, dtype: str, shape: tuple[int | None, ...], *, optional: bool
@@ -288,4 +279,4 @@ class _Fields:
             field = self._field(path, "fixed", dtype, leaves[0].shape, optional=False)
         else:
             field = self._field(path, "list", dtype, (None,) * rank, optional=not is_all)
-        return _MemoColumn(field, ragged_files(self._root, BLOB).heap, self._heap_bytes, start, dims)
+        return HeapColumn(field, ragged_files(self._root, BLOB).heap, self._heap_bytes, start, dims)

@@ -7,6 +7,7 @@ block, and where they begin in it, are arithmetic on the documents' lengths.
 
 from __future__ import annotations
 
+import copy
 import hashlib
 import operator
 from collections.abc import Iterator, Sequence
@@ -160,8 +161,10 @@ class PackedColumn(ComputedColumn):
         self.packing = packing
 
     def repacked(self, packing: Packing) -> PackedColumn:
-        """Return the same column of another packing."""
-        return type(self)(self.field, packing)
+        """Return the same column of another packing, which has as many blocks."""
+        made = copy.copy(self)
+        made.packing = packing
+        return made
 
 
 class TokenColumn(PackedColumn):
@@ -176,10 +179,6 @@ class TokenColumn(PackedColumn):
         super().__init__(field, packing)
         self.source, self._end, self._fill = source, end, fill
         self._token_bytes = field.row_bytes // packing.size
-
-    def repacked(self, packing: Packing) -> PackedColumn:
-        """See ``PackedColumn.repacked``."""
-        return TokenColumn(self.field, packing, self.source, self._end, self._fill)
 
     def places(self, pieces: DocumentPieces) -> tuple[Int64Array, Int64Array]:
         """Return where ``pieces`` start in the column's file, and how long they are, in bytes; without empty ones."""

@@ -194,15 +194,20 @@ class RaggedColumn(FileColumn, RaggedRows):
         return self.locate(rows)[:2]
 
 
-class NestedColumn(RaggedColumn):
+class HeapColumn(RaggedColumn):
+    """Rows in a heap of which the ``start`` [n] and the ``dims`` [n, dims_width] are in memory."""
+
+    def __init__(self, field: Field, heap: Path, heap_bytes: int, start: Int64Array, dims: Int64Array) -> None:
+        super().__init__(field, RaggedFiles(heap, heap, heap), len(dims), heap_bytes)  # only the last path is used
+        self.start, self.dims = torch.from_numpy(start), torch.from_numpy(dims)
+
+
+class NestedColumn(HeapColumn):
     """The rows of a nested tensor, one after another in one file or in one flat tensor in memory."""
 
     def __init__(self, field: Field, data: Path | torch.Tensor, dims: Int64Array) -> None:
-        counts = element_counts(dims)
-        path = Path() if isinstance(data, torch.Tensor) else data
-        # start and dims are set here, so only the path of the heap is used
-        super().__init__(field, RaggedFiles(path, path, path), len(dims), int(counts.sum()) * field.itemsize)
-        self.start, self.dims = torch.from_numpy(consecutive_starts(counts, 0)), torch.from_numpy(dims)
+        counts, path = element_counts(dims), Path() if isinstance(data, torch.Tensor) else data
+        super().__init__(field, path, int(counts.sum()) * field.itemsize, consecutive_starts(counts, 0), dims)
         self.in_memory = isinstance(data, torch.Tensor)
         if isinstance(data, torch.Tensor):
             self.heap = data.view(torch.uint8) if data.numel() else torch.empty(0, dtype=torch.uint8, device="cpu")

@@ -1,9 +1,6 @@
-"""The entries of a TensorDict, on disk or in memory; the pieces of a lazy stack merged; and fields and columns of them.
+"""The entries of a TensorDict, the pieces of a lazy stack merged, and the fields and columns of a store made of them.
 
-`memfeed.store.tensordict_dir` finds them in a directory, `memfeed.store.tensordict_memory` in memory, and
-`memfeed.store.tensordict_entries` makes columns of them.
-
-Turn the entries of a TensorDict, on disk or in memory, into the fields and columns of a store.
+`memfeed.store.tensordict_dir` finds entries in a directory, `memfeed.store.tensordict_memory` in memory.
 """
 
 from __future__ import annotations
