@@ -100,12 +100,12 @@ def test_a_pause_in_a_comparison_does_not_put_off_the_next():
 def test_another_limit_holds_at_once():
     machine = Machine(8, lambda threads: threads)
     machine.run(2.0)
-    machine.choice.most = 3
+    machine.choice.set_most(3)
     assert machine.choice.threads <= 3
     machine.run(2.0)
     assert machine.choice.threads == 3
     assert max(machine.used) == 3
-    machine.choice.most = 1
+    machine.choice.set_most(1)
     machine.run(1.0)
     assert set(machine.used) == {1}
 

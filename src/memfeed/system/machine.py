@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import multiprocessing
 import os
 import socket
@@ -12,6 +11,7 @@ import threading
 from pathlib import Path
 from typing import Any
 
+from memfeed.system.libc import LIBC
 from memfeed.system.threads import started
 
 
@@ -54,7 +54,7 @@ def die_with_parent() -> None:
     """
     set_parent_death_signal, kill = 1, 9
     if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(set_parent_death_signal, kill, 0, 0, 0)
+        LIBC.prctl(set_parent_death_signal, kill, 0, 0, 0)
     parent = multiprocessing.parent_process()
     if parent is not None:
         started(threading.Thread(target=_exit_after, args=(parent,), name="memfeed-parent", daemon=True))

@@ -53,7 +53,7 @@ class Threads:
         if self._fixed is None:
             self._most = _most_threads()
             for choice in list(self._choices.values()):
-                choice.most = self._most
+                choice.set_most(self._most)
 
     def choice(self, kind: Kind, by_torch: bool = False) -> ThreadChoice:
         """Return the measurement of a kind of work, on our threads or on torch's."""

@@ -47,13 +47,8 @@ class ThreadChoice:
         self._compared_seconds = 0.0  # without the time between pieces of work: an epoch may end in a comparison
         self._rates: tuple[list[float], list[float]] = [], []
 
-    @property
-    def most(self) -> int:
-        """The largest number of threads; may be changed at any time."""
-        return self._most
-
-    @most.setter
-    def most(self, most: int) -> None:
+    def set_most(self, most: int) -> None:
+        """Change the largest number of threads, at any time."""
         with self._lock:
             if most != self._most:
                 self._most, self.threads = most, min(self.threads, most)
