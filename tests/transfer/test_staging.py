@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from memfeed.transfer.packing import ALIGNMENT
-from memfeed.transfer.staging import StagingBuffer, small_columns
+from memfeed.transfer.transfer import StagingBuffer, small_columns
 from slow_device import SlowDevice
 
 

@@ -10,8 +10,8 @@ import torch
 import memfeed.transfer.page_locked as page_locked
 from memfeed import Loader, to_device
 from memfeed.errors import LoaderError
-from memfeed.transfer.staging import StagingBuffer
 from memfeed.transfer.streams import CudaStreams
+from memfeed.transfer.transfer import StagingBuffer
 from memfeed.transforms import ColorJitter, Compose, Normalize, RandomCrop, RandomHorizontalFlip, RandomRotation
 from simulated_cuda import simulated
 from support import wait_until

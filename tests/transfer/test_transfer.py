@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from memfeed.testing import TransferContract
-from memfeed.transfer.transfer import STAGING_BUFFERS, StreamTransfer, SyncTransfer
+from memfeed.transfer.transfer import STAGING_BUFFERS, StreamTransfer, Transfer
 from slow_device import GARBAGE, SlowDevice
 from support import equal
 
@@ -30,7 +30,7 @@ class TestContract(TransferContract):
     @pytest.fixture(params=["none", "cpu", "streams", "one buffer"])
     def transfer(self, request):
         if request.param in ("none", "cpu"):
-            return SyncTransfer(None if request.param == "none" else torch.device("cpu"))
+            return Transfer(None if request.param == "none" else torch.device("cpu"))
         return StreamTransfer(SlowDevice(), {}, staging_buffers=1 if request.param == "one buffer" else STAGING_BUFFERS)
 
 

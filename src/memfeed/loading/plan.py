@@ -42,7 +42,7 @@ from memfeed.store.store import Store
 from memfeed.system.buffers import Pool
 from memfeed.system.share import Threads
 from memfeed.transfer.streams import Streams
-from memfeed.transfer.transfer import StreamTransfer, SyncTransfer, Transfer
+from memfeed.transfer.transfer import StreamTransfer, Transfer
 
 if TYPE_CHECKING:
     from memfeed.loading.placement import DeviceDecoder
@@ -110,7 +110,7 @@ def make_plan(
         placement = place(store._view.columns, placements, _rows_read(store) if rows is None else rows, streams)
     else:
         placement = Placement(placements, store._view.columns, {}, {})
-    transfer: Transfer = SyncTransfer(settings.device) if streams is None else StreamTransfer(streams, placement.tables)
+    transfer = Transfer(settings.device) if streams is None else StreamTransfer(streams, placement.tables)
     decoders: Mapping[int, DeviceDecoder] = {}
     if streams is not None and any(one.where == "nvjpeg" for one in placements):
         decoders = decoders_of(placement.columns, [one.where for one in placement.placements], streams.device)

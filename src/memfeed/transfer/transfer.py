@@ -8,18 +8,21 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 
 from memfeed.schema.containers import tensors_in
 from memfeed.schema.jagged import jagged_tensor
 from memfeed.system.buffers import Allocator, Pool
-from memfeed.transfer.staging import StagingBuffer, small_columns
+from memfeed.transfer.packing import ALIGNMENT
 from memfeed.transfer.streams import Event, Streams
 from memfeed.transfer.to_device import to_device
 
 STAGING_BUFFERS = 3  # one is being filled, one is being copied, one is for a copy that is late
+SMALL_FRACTION = 4  # a column is small if its rows are smaller than those of the largest column by this factor
+GAP_BYTES = 64 * ALIGNMENT  # room between leaves
+RAGGED_ROW_BYTES = 1024  # what a row of a ragged column is taken to have
 _ROW_DTYPES = (torch.complex128, torch.int64, torch.int32, torch.int16, torch.uint8)  # the widest first
 
 
@@ -28,63 +31,19 @@ TableRows = Mapping[int, torch.Tensor]
 """By field index, the rows of a table that a batch has: int [k], or [k, steps] for windows."""
 
 
-class Transfer(Protocol):
-    """Moves batches to a device.
+class Transfer:
+    """Moves batches to a device; this one without streams: they stay on the CPU, or are moved on request (MPS, XPU).
 
     If ``is_staged``, do for each batch, within ``on_side_stream``: ``begin_batch``; gather its leaves into memory of
     ``allocators``; ``send_batch``; any work that may be done before the caller asks for the batch; ``record_event``.
     In all cases call ``receive_batch`` in the caller's thread.
-    """
 
-    can_transform_ahead: bool  # True if transforms may run before the caller asks for the batch
-    is_staged: bool  # True if batches are gathered into staging buffers
+    Args:
+        device: that batches are moved to; None if they stay where they are.
 
-    @property
-    def device(self) -> torch.device | None:
-        """The device that batches are moved to; None if they stay where they are."""
-
-    def allocators(self, column_count: int, row_bytes: Sequence[int | None] | None = None) -> list[Allocator]:
-        """Return the memory to gather into, one allocator for each column.
-
-        ``row_bytes`` says how many bytes a row of each column has, None where they differ; 0 if it is not gathered.
-        """
-
-    def lag(self, batches: int) -> Lag | None:
-        """Return the `Lag` that keeps the device at most so many batches behind the caller, or None."""
-
-    def begin_batch(self) -> None:
-        """Use a free staging buffer for the memory that this thread leases from now on; block until one is free."""
-
-    def send_batch(self, leaves: Sequence[Any], index: TableRows | None = None) -> list[Any]:
-        """Return the leaves of one batch on the device.
-
-        The leaves of columns that the device can read are rows of these columns, selected by ``index``.
-        """
-
-    def on_side_stream(self) -> AbstractContextManager[Any]:
-        """Queue the device's work of the block after the copies, and not after the caller's work."""
-
-    def record_event(self) -> Event | None:
-        """Return the event that ``receive_batch`` has to wait for."""
-
-    # These two return functions that keep no column alive: the caller's loader may have to free the columns.
-
-    @property
-    def current_stream(self) -> Callable[[], object]:
-        """A function that returns the stream for which ``receive_batch`` makes a batch ready.
-
-        Another stream needs another call of ``receive_batch``.
-        """
-
-    @property
-    def receive_batch(self) -> ReceiveBatch:
-        """A function that makes a batch, or its leaves, ready for the caller's stream and returns it."""
-
-
-class SyncTransfer:
-    """Batches without streams: they stay on the CPU, or are moved in the caller's thread on request (MPS, XPU).
-
-    On the CPU it gives the same batches as `StreamTransfer`.
+    Attributes:
+        can_transform_ahead: True if transforms may run before the caller asks for the batch.
+        is_staged: True if batches are gathered into staging buffers.
     """
 
     is_staged = False
@@ -93,36 +52,47 @@ class SyncTransfer:
         self.device = device
         self.can_transform_ahead = device is None or device.type == "cpu"
 
-    def allocators(self, column_count: int, row_bytes: Sequence[int | None] | None = None) -> list[Allocator]:
-        """Return pools, whose memory is reused after the batch has been deleted."""
+    def allocators(self, column_count: int, row_bytes: Sequence[int | None] | None = None) -> Sequence[Allocator]:
+        """Return the memory to gather into, one allocator for each column: here pools, used again without the batch.
+
+        ``row_bytes`` says how many bytes a row of each column has, None where they differ; 0 if it is not gathered.
+        """
         return [Pool() for _ in range(column_count)]
 
-    def lag(self, batches: int) -> None:
-        """Return None: batches are moved when the caller asks for them."""
+    def lag(self, batches: int) -> Lag | None:
+        """Return the `Lag` that keeps the device at most so many batches behind the caller; None without streams."""
+        return None
 
     def begin_batch(self) -> None:
-        """Do nothing: memory is always free."""
+        """Use a free staging buffer for the memory that this thread leases from now on; block until one is free."""
 
     def send_batch(self, leaves: Sequence[Any], index: TableRows | None = None) -> list[Any]:
-        """Return the leaves as they are."""
+        """Return the leaves of one batch on the device; without streams as they are.
+
+        The leaves of columns that the device can read are rows of these columns, selected by ``index``.
+        """
         return list(leaves)
 
     def on_side_stream(self) -> AbstractContextManager[Any]:
-        """Do nothing: there is one queue."""
+        """Queue the device's work of the block after the copies, and not after the caller's work."""
         return nullcontext()
 
-    def record_event(self) -> None:
-        """Return None: there is nothing to wait for."""
+    def record_event(self) -> Event | None:
+        """Return the event that ``receive_batch`` has to wait for."""
+        return None
 
-    def current_stream(self) -> None:
-        """Return None: all streams are the same."""
+    # who holds one of these two methods keeps no column alive: the caller's loader may have to free the columns
+
+    def current_stream(self) -> object:
+        """Return the stream for which ``receive_batch`` makes a batch ready; another one needs another call of it."""
+        return None
 
     def receive_batch(self, batch: Any, event: Event | None) -> Any:
-        """Return the batch on the device, after its copy is done."""
+        """Make a batch, or its leaves, ready for the caller's stream, and return it; without streams on the device."""
         return batch if self.device is None else to_device(batch, self.device, non_blocking=False)
 
 
-class StreamTransfer:
+class StreamTransfer(Transfer):
     """Batches to a device with streams: one asynchronous copy for each batch, while the device computes.
 
     Args:
@@ -141,10 +111,11 @@ class StreamTransfer:
         self._tables = {field_index: (_as_wide_rows(table), table) for field_index, table in tables.items()}
         self._free = deque(StagingBuffer(streams) for _ in range(staging_buffers))
         self._local = threading.local()  # the buffer in use: several iterators may read one loader
-        # functions of the streams alone, which keep no column alive
-        self.on_side_stream, self.record_event = streams.on_side_stream, streams.record_event
-        self.current_stream = streams.current_stream
-        self.receive_batch: ReceiveBatch = partial(_receive_batch, streams)
+        # of the streams alone
+        self.on_side_stream = streams.on_side_stream  # type: ignore[method-assign]
+        self.record_event = streams.record_event  # type: ignore[method-assign]
+        self.current_stream = streams.current_stream  # type: ignore[method-assign]
+        self.receive_batch = partial(_receive_batch, streams)  # type: ignore[method-assign]
 
     def allocators(self, column_count: int, row_bytes: Sequence[int | None] | None = None) -> list[Allocator]:
         """Return memory in the staging buffer of the batch that the calling thread gathers; see `StagingBuffer`."""
@@ -260,3 +231,128 @@ class Lag:
     def take(self, number: int) -> None:
         """Note that the caller takes this batch now: when the device gets here, it has used all batches before."""
         self._taken.append((number, self._record_use()))
+
+
+def small_columns(row_bytes: Sequence[int | None]) -> list[bool]:
+    """Return True for each column that is small beside the largest one; None stands for rows that differ in size."""
+    sizes = [RAGGED_ROW_BYTES if size is None else size for size in row_bytes]
+    largest = max(sizes, default=0)
+    return [size is not None and size * SMALL_FRACTION < largest for size in row_bytes]
+
+
+class StagingBuffer:
+    """Page-locked memory for all leaves of one batch, used again when its copies are done.
+
+    Small leaves lie together in a region of their own, and cross in a copy of their own: a caller who keeps the labels
+    of an epoch must not keep its images alive.
+    """
+
+    def __init__(self, streams: Streams) -> None:
+        self._streams = streams
+        self._large, self._small = _Region(streams), _Region(streams)
+        self._copied: Event | None = None
+
+    def begin(self) -> None:
+        """Block until the last copies have read the buffer, then clear it."""
+        if self._copied is not None:
+            self._copied.synchronize()
+            self._copied = None
+        self._large.clear()
+        self._small.clear()
+
+    def allocate(
+        self, shape: Sequence[int], dtype: torch.dtype, *, is_small: bool = False, expected_bytes: int = 0
+    ) -> torch.Tensor:
+        """Return uninitialised memory for one leaf; ``expected_bytes`` is what all leaves of its region may need."""
+        nbytes = math.prod(shape) * dtype.itemsize
+        if nbytes == 0:
+            return torch.empty(tuple(shape), dtype=dtype, device="cpu")
+        region = self._small if is_small else self._large
+        return region.allocate(nbytes, expected_bytes).view(dtype).view(tuple(shape))
+
+    def copy_to_device(self, parts: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        """Queue the copies of these tensors and return them on the device; those outside the buffer are added first."""
+        by_id = {id(part): part for part in parts}  # jagged leaves of equal lengths share their offsets
+        places = {key: self._place(part) for key, part in by_id.items()}
+        copies = {id(region): region.copies() for region in (self._large, self._small)}
+        sent = {}
+        for key, part in by_id.items():
+            place = places[key]
+            if place is None:  # no bytes to copy
+                sent[key] = torch.empty_like(part, device=self._streams.device)
+                continue
+            region, piece_index, start = place
+            copied = copies[id(region)][piece_index]
+            assert copied is not None
+            # .data: views share a version counter, and a write to one leaf would forbid the backward of another
+            sent[key] = copied[start : start + part.nbytes].view(part.dtype).view(part.shape).data
+        self._copied = self._streams.record_event()
+        return [sent[id(part)] for part in parts]
+
+    def _place(self, part: torch.Tensor) -> tuple[_Region, int, int] | None:
+        """Return where a tensor is stored: region, piece, first byte; copy it into the buffer if it is not there."""
+        if not part.nbytes:
+            return None
+        for region in (self._large, self._small):
+            found = region.find(part)
+            if found is not None:
+                return region, *found
+        is_small = part.nbytes * SMALL_FRACTION < self._large.used_bytes
+        leased = self.allocate(part.shape, part.dtype, is_small=is_small).copy_(part)
+        region = self._small if is_small else self._large
+        found = region.find(leased)
+        assert found is not None
+        return region, *found
+
+
+class _Region:
+    """Memory for leaves that cross in one copy; more than one piece only where a batch is larger than all before."""
+
+    def __init__(self, streams: Streams) -> None:
+        self._streams = streams
+        self._pieces = [torch.empty(0, dtype=torch.uint8, device="cpu")]
+        self._piece_bytes = [0]  # used of each piece
+
+    @property
+    def used_bytes(self) -> int:
+        """The bytes leased since ``clear``."""
+        return sum(self._piece_bytes)
+
+    def clear(self) -> None:
+        """Take all leases back. The pieces become one."""
+        if len(self._pieces) > 1:
+            total = sum(map(len, self._pieces))
+            self._pieces = []  # the old ones are free before the new one is locked
+            self._pieces = [self._streams.allocate_staging(total)]
+        self._piece_bytes = [0]
+
+    def allocate(self, nbytes: int, expected_bytes: int) -> torch.Tensor:
+        """Return memory, uint8 [nbytes]."""
+        start = -(-self._piece_bytes[-1] // ALIGNMENT) * ALIGNMENT
+        if start + nbytes > len(self._pieces[-1]):
+            # leased memory cannot move: a batch that is larger than expected takes two copies, the next ones one again
+            size = max(nbytes, expected_bytes + (expected_bytes and GAP_BYTES), len(self._pieces[-1]))
+            piece = self._streams.allocate_staging(size)
+            if self._piece_bytes == [0]:
+                self._pieces = [piece]
+            else:
+                self._pieces.append(piece)
+                self._piece_bytes.append(0)
+            start = 0
+        self._piece_bytes[-1] = start + nbytes
+        return self._pieces[-1][start : start + nbytes]
+
+    def find(self, part: torch.Tensor) -> tuple[int, int] | None:
+        """Return the piece in which a tensor lies, and its first byte there; None if it lies elsewhere."""
+        for piece_index, piece in enumerate(self._pieces):
+            start = part.data_ptr() - piece.data_ptr()
+            if 0 <= start < len(piece) and part.is_contiguous():
+                return piece_index, start
+        return None
+
+    def copies(self) -> list[torch.Tensor | None]:
+        """Queue the copies of the used pieces."""
+        return [
+            self._streams.copy(piece[:used]) if used else None
+            for piece, used in zip(self._pieces, self._piece_bytes, strict=True)
+        ]
