@@ -59,7 +59,7 @@ def bind(
         return lambda batch, keys: own_ragged(keyed.apply(batch, keys, allocator=allocator, **options))
     if isinstance(transform, Mapping):
         from memfeed.transforms.batch_fields import find, mark_ragged, own_ragged, replace
-        from memfeed.transforms.call import call_on_field
+        from memfeed.transforms.per_sample import call_on_field
 
         functions = []
         for name, function in transform.items():

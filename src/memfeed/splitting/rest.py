@@ -27,17 +27,16 @@ from memfeed.schema.values import is_pil
 from memfeed.splitting.counterparts import counterpart
 from memfeed.splitting.cut import Cut, name_of
 from memfeed.splitting.generators import Generators
-from memfeed.splitting.leaves import Kind, copied, from_stored, kind_of
+from memfeed.splitting.leaves import Kind, as_leaf, copied, from_stored, kind_of
 from memfeed.splitting.pattern import Pattern, Read
 from memfeed.splitting.proof import Proof
 from memfeed.splitting.recording import Entry, Node
-from memfeed.splitting.remake import Remake, Tail
+from memfeed.splitting.remake import Arrange, Assemble, Remake, Tail
 from memfeed.splitting.step_values import Value, as_field
 from memfeed.splitting.stored_layout import InPlace, Layout, Named, decoding_steps, encoded, in_place, named
 from memfeed.splitting.tracer import Callee
 from memfeed.transforms import Compose, PerSample, Transform
-from memfeed.transforms.arrange import Arrange, Assemble
-from memfeed.transforms.from_recipe import make_transform, on_of
+from memfeed.transforms.compose import make_transform, on_of
 
 _PROBES = 3  # samples that counterparts are compared on
 _ORDERS = 16  # seeds under which the steps of two samples take turns
@@ -315,11 +314,7 @@ def _leaf_makers(samples: Sequence[Any]) -> dict[Path, Callable[[Any], Any]]:
             kind = Kind("array" if name == "array hwc" else name)  # channels are last in batches too
             if kinds.setdefault(field.path, kind) != kind:
                 raise _NotBatched("its samples have leaves of several kinds")
-    return {path: partial(_as_leaf, kind=kind) for path, kind in kinds.items()}
-
-
-def _as_leaf(row: Any, kind: Kind) -> Any:
-    return from_stored([row], kind) if isinstance(row, torch.Tensor) else row
+    return {path: partial(as_leaf, kind=kind) for path, kind in kinds.items()}
 
 
 def _order(schema: Schema, pattern: Pattern) -> list[int]:

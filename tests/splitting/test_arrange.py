@@ -10,8 +10,8 @@ from memfeed.random import Keys
 from memfeed.schema.infer import infer
 from memfeed.schema.jagged import RaggedList
 from memfeed.schema.tree import types_of
+from memfeed.splitting.remake import Arrange, Assemble
 from memfeed.transforms import Compose
-from memfeed.transforms.arrange import Arrange, Assemble
 
 N = 4
 KEYS = Keys(0, 0, torch.arange(N))
