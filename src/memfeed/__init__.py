@@ -21,8 +21,8 @@ if TYPE_CHECKING:
     from memfeed.convert.cache import cache, repair
     from memfeed.convert.recode import recode
     from memfeed.convert.writer import Writer
-    from memfeed.loading.batch_order import Tokens
     from memfeed.loading.collate import Collate
+    from memfeed.loading.index_samplers import Tokens
     from memfeed.loading.loader import Loader
     from memfeed.memoizing.memoize import memoize
     from memfeed.order.choice import Blocks
@@ -65,7 +65,7 @@ _MODULES = {
     "Keys": "memfeed.random",
     "Loader": "memfeed.loading.loader",
     "Store": "memfeed.store.store",
-    "Tokens": "memfeed.loading.batch_order",
+    "Tokens": "memfeed.loading.index_samplers",
     "Writer": "memfeed.convert.writer",
     "append": "memfeed.convert.append",
     "bench": "memfeed.verdict.bench",

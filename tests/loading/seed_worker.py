@@ -17,7 +17,7 @@ from torch.utils.data import DataLoader
 
 from memfeed import Loader
 from memfeed.errors import LoaderError
-from memfeed.loading import drawn_seed
+from memfeed.loading import ranks
 
 ROWS = torch.arange(40)
 
@@ -52,7 +52,7 @@ def main(rank: int, out: Path) -> None:
     for _ in range(rank):  # rank 1 alone: what a framework draws for its rank waits for nobody
         list(DataLoader(Loader(ROWS, 5).dataset, 5, collate_fn=collate))
     if rank == 1:
-        drawn_seed.WAIT_SECONDS = 0.0
+        ranks.WAIT_SECONDS = 0.0
         try:
             read(Loader(ROWS, 7, shuffle=True))
         except LoaderError as error:

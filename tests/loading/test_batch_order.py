@@ -29,7 +29,7 @@ def store(tmp_path_factory):
 
 @pytest.fixture(autouse=True)
 def _small_windows(monkeypatch):
-    monkeypatch.setattr("memfeed.loading.batch_order.WINDOW_BATCHES", 4)  # several windows in a small store
+    monkeypatch.setattr("memfeed.loading.index_samplers.WINDOW_BATCHES", 4)  # several windows in a small store
 
 
 BUDGETS = st.integers(MOST, 300)

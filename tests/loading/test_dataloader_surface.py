@@ -26,7 +26,7 @@ import memfeed.transforms as T
 from forked_programs import Program
 from memfeed import Blocks, Loader
 from memfeed.errors import LoaderError
-from memfeed.loading.drawn_seed import draw_seed
+from memfeed.loading.ranks import draw_seed
 from support import Made, equal
 
 N = 40

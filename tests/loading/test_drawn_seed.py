@@ -13,8 +13,8 @@ import memfeed
 import memfeed.transforms as T
 import seed_worker
 from memfeed import Loader
-from memfeed.loading import drawn_seed
-from memfeed.loading.drawn_seed import LoaderName, agreed_seed, next_name
+from memfeed.loading import ranks as loading_ranks
+from memfeed.loading.ranks import LoaderName, agreed_seed, next_name
 from memfeed.system.messages import say_once
 
 ROWS = torch.arange(40)
@@ -107,9 +107,9 @@ def test_ranks_without_torch_distributed_take_a_number(capfd):
 def test_a_worker_of_dataloader_is_no_rank(monkeypatch):
     monkeypatch.setattr(torch.distributed, "is_initialized", lambda: True)
     monkeypatch.setattr(torch.distributed, "get_world_size", lambda: 2)
-    assert drawn_seed.joined_world_size() == 2
+    assert loading_ranks.joined_world_size() == 2
     monkeypatch.setattr(torch.utils.data, "get_worker_info", lambda: object())
-    assert drawn_seed.joined_world_size() == 1
+    assert loading_ranks.joined_world_size() == 1
 
 
 def test_workers_share_a_seed_that_was_not_drawn_before(tmp_path):

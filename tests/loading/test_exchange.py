@@ -4,8 +4,8 @@ import json
 
 import pytest
 
-from memfeed.loading import exchange
-from memfeed.loading.exchange import missing_keys, verdict_of_ranks
+from memfeed.loading import ranks
+from memfeed.loading.ranks import missing_keys, verdict_of_ranks
 
 
 class Keys(dict):
@@ -32,16 +32,16 @@ class Keys(dict):
 @pytest.fixture
 def store(monkeypatch):
     keys, now = Keys(), [0.0]
-    monkeypatch.setattr(exchange, "default_store", lambda: keys)
-    monkeypatch.setattr(exchange.time, "monotonic", lambda: now[0])
-    monkeypatch.setattr(exchange.time, "sleep", lambda seconds: now.__setitem__(0, now[0] + seconds))
-    monkeypatch.setattr(exchange.torch.distributed, "get_world_size", lambda: 3)
+    monkeypatch.setattr(ranks, "default_store", lambda: keys)
+    monkeypatch.setattr(ranks.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(ranks.time, "sleep", lambda seconds: now.__setitem__(0, now[0] + seconds))
+    monkeypatch.setattr(ranks.torch.distributed, "get_world_size", lambda: 3)
     keys.now = now
     return keys
 
 
 def as_rank(monkeypatch, rank):
-    monkeypatch.setattr(exchange.torch.distributed, "get_rank", lambda: rank)
+    monkeypatch.setattr(ranks.torch.distributed, "get_rank", lambda: rank)
 
 
 def test_keys_that_come_later_are_waited_for(store):
@@ -53,7 +53,7 @@ def test_keys_that_come_later_are_waited_for(store):
 def test_keys_that_never_come_are_named_after_the_time(store):
     store.set("b", "1")
     assert missing_keys(store, ["a", "b", "c"], 5.0) == [0, 2]
-    assert 5.0 < store.now[0] < 5.0 + 2 * exchange.LONGEST_PAUSE
+    assert 5.0 < store.now[0] < 5.0 + 2 * ranks.LONGEST_PAUSE
     assert missing_keys(store, [], 5.0) == []
     assert missing_keys(store, ["a"], 0.0) == [0]
 

@@ -4,7 +4,8 @@ import pytest
 from torch.utils.data import BatchSampler, SequentialSampler
 
 from memfeed.errors import LoaderError
-from memfeed.loading.settings import Settings, as_int, present_ranks, row_and_list_samplers, warn_about_ranks
+from memfeed.loading.ranks import present_ranks
+from memfeed.loading.settings import Settings, as_int, row_and_list_samplers, warn_about_ranks
 from memfeed.order.pieces import RankShards
 
 LISTS = BatchSampler(SequentialSampler(range(4)), 2, False)

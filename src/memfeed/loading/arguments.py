@@ -10,14 +10,13 @@ import torch
 
 from memfeed.errors import LoaderError, listed
 from memfeed.loading.batch_forms import as_returned, padded_fields
-from memfeed.loading.batch_order import BatchOrder, Tokens, batch_order
 from memfeed.loading.bind import UserTransform, bind, transform_of
 from memfeed.loading.collate import LoaderCollate, user_collate
-from memfeed.loading.drawn_seed import LoaderName, next_name
-from memfeed.loading.index_samplers import Cuts, RowOrder, wraps_own_sampler
+from memfeed.loading.index_samplers import BatchOrder, Cuts, RowOrder, Tokens, batch_order, wraps_own_sampler
 from memfeed.loading.joined_stores import JoinedStore
 from memfeed.loading.placement import PlacementOption, PlacementRequest, placement_requests
 from memfeed.loading.position import EpochClock
+from memfeed.loading.ranks import LoaderName, next_name
 from memfeed.loading.settings import (
     LARGEST,
     ArrayKind,

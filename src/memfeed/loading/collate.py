@@ -21,8 +21,8 @@ from memfeed.loading.batch_forms import (
     padding_beside_collate,
 )
 from memfeed.loading.bind import Bound, UserTransform, bind, transform_of
-from memfeed.loading.drawn_seed import draw_seed
 from memfeed.loading.position import NO_EPOCH, EpochClock
+from memfeed.loading.ranks import draw_seed
 from memfeed.loading.settings import Settings
 from memfeed.loading.stages import with_extras
 from memfeed.random import Keys

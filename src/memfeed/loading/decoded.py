@@ -19,7 +19,7 @@ from typing_extensions import TypeVar
 
 from memfeed.errors import LoaderError, listed
 from memfeed.loading.arguments import Arguments
-from memfeed.loading.drawn_seed import joined_world_size
+from memfeed.loading.ranks import joined_world_size
 from memfeed.loading.sources import Caching, CannotCacheError, DataLoader  # torch's, also if a program replaced it
 from memfeed.memoizing.decoders import Reading
 from memfeed.splitting.generators import Generators

@@ -11,7 +11,6 @@ import numpy as np
 
 from memfeed.errors import LoaderError, MemfeedError, StoreError, UnfitRowError
 from memfeed.loading.background import made_ahead
-from memfeed.loading.batch_order import BatchOrder
 from memfeed.loading.gather_tasks import (
     BatchGroup,
     GatherTask,
@@ -20,7 +19,7 @@ from memfeed.loading.gather_tasks import (
     tasks_of_order,
     tasks_of_sampler,
 )
-from memfeed.loading.index_samplers import RowOrder
+from memfeed.loading.index_samplers import BatchOrder, RowOrder
 from memfeed.loading.placement import ColumnPlacement, fallback
 from memfeed.loading.plan import LoadPlan, choose_placements, make_plan, with_columns
 from memfeed.loading.position import Position, SamplerPosition, rows_before
@@ -38,7 +37,7 @@ from memfeed.transfer.page_locked import is_out_of_memory
 from memfeed.transfer.streams import Streams, streams_of
 
 if TYPE_CHECKING:
-    from memfeed.loading.sharded import RankRows  # imported where columns are sharded
+    from memfeed.loading.own_rows import RankRows  # imported where columns are sharded
 
 COLD_PROBES = 64  # rows from which those are chosen that tell whether a store is in the page cache
 CAPTURED = (
@@ -145,7 +144,7 @@ class EpochReader:
         cut = cuts.of(epoch, shards.world_size)
         if shards.world_size == 1 and cut.pieces == 1:
             return self.prepare()
-        from memfeed.loading.sharded import RankRows
+        from memfeed.loading.own_rows import RankRows
 
         piece = RankRows(epoch if self._rows.shuffle else 0, seed, shards, cut, row)
         if self._plan is not None and self._piece is not None and self._piece.covers(piece):
@@ -162,7 +161,7 @@ class EpochReader:
 
     def _agreed(self, shards: RankShards, reads: Mapping[str, Any]) -> Sequence[ColumnPlacement]:
         """Return the placements of a piece, once all ranks have said that theirs fits and that they read the same."""
-        from memfeed.loading.sharded import agree, sample_of_piece
+        from memfeed.loading.own_rows import agree, sample_of_piece
 
         store, settings = self._store, self._settings
         placements: list[ColumnPlacement] = []
@@ -185,7 +184,7 @@ class EpochReader:
     def _make_plan(self, placements: Sequence[ColumnPlacement]) -> LoadPlan:
         rows = None
         if self._piece is not None:
-            from memfeed.loading.sharded import rows_of_rank
+            from memfeed.loading.own_rows import rows_of_rank
 
             order = self._rows.orders(self._piece.seed, self._piece.cut)(self._piece.epoch)
             rows = rows_of_rank(order, self._piece, self._store)

@@ -13,14 +13,13 @@ from torch.utils.data import DataLoader
 from typing_extensions import TypeVar
 
 from memfeed.loading.arguments import Arguments, resolve
-from memfeed.loading.batch_order import LengthBatchSampler
 from memfeed.loading.bind import UserTransform
 from memfeed.loading.collate import LoaderCollate, user_collate
-from memfeed.loading.drawn_seed import joined_world_size
 from memfeed.loading.epoch import EpochProgress, Start
 from memfeed.loading.epochs import Epochs
-from memfeed.loading.index_samplers import make_sampler
+from memfeed.loading.index_samplers import LengthBatchSampler, make_sampler
 from memfeed.loading.placement import PlacementOption
+from memfeed.loading.ranks import joined_world_size
 from memfeed.loading.settings import ArrayKind, Settings, as_int, check_settings, reduced, row_and_list_samplers
 from memfeed.loading.sources import Caching, CannotCacheError, Require, check_required, forget_record, open_source
 from memfeed.order.choice import Shuffle

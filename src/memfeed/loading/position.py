@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import torch
 
 from memfeed.errors import LoaderError, brief
-from memfeed.loading.drawn_seed import LoaderName, draw_seed, seed_of_ranks
+from memfeed.loading.ranks import LoaderName, draw_seed, seed_of_ranks
 from memfeed.order.pieces import RankShards
 from memfeed.system.buffers import shared_number
 from memfeed.system.messages import say_once

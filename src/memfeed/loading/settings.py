@@ -3,22 +3,21 @@
 from __future__ import annotations
 
 import operator
-import os
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol
 
 import torch
-import torch.distributed
 from torch.utils.data import BatchSampler
 
 from memfeed.errors import LoaderError, brief
 from memfeed.loading.batch_forms import PaddedField, padding_beside_collate
 from memfeed.loading.bind import UserTransform
 from memfeed.loading.placement import PlacementRequest
+from memfeed.loading.ranks import present_ranks
 from memfeed.order.pieces import LastRows, RankShards
 from memfeed.store.store import Store
-from memfeed.system.messages import say_once, warn
+from memfeed.system.messages import warn
 
 ArrayKind = Literal["torch", "numpy", "jax"]
 LARGEST = 2**31 - 1  # batch size, world size
@@ -133,27 +132,6 @@ class Settings:
     def shards(self, count: int) -> RankShards:
         """Return the share of this rank in an epoch of ``count`` rows (``by_length``: batches), as ranks are now."""
         return RankShards(count, 1 if self.by_length else self.rows_a_batch, *self.ranks(), self.last)
-
-
-def present_ranks() -> tuple[int, int]:
-    """Return rank and world size of this process: those of torch.distributed, else the launcher's."""
-    if torch.distributed.is_available() and torch.distributed.is_initialized():
-        return torch.distributed.get_rank(), torch.distributed.get_world_size()
-    return _launched_ranks()
-
-
-def _launched_ranks() -> tuple[int, int]:
-    """Return the ranks that torchrun or accelerate gave to this process, before torch.distributed is initialised."""
-    rank, world_size = os.environ.get("RANK", ""), os.environ.get("WORLD_SIZE", "")
-    launched = "LOCAL_RANK" in os.environ or "TORCHELASTIC_RUN_ID" in os.environ
-    if not launched or not rank.isdigit() or not world_size.isdigit() or not int(rank) < int(world_size):
-        return 0, 1
-    if int(world_size) > 1:
-        say_once(
-            f"memfeed: torch.distributed is not initialised; a loader reads as rank {rank} of {world_size}, as the "
-            "launcher's RANK and WORLD_SIZE say. ranks=(0, 1) reads all rows"
-        )
-    return int(rank), int(world_size)
 
 
 def check_sharded(

@@ -24,7 +24,8 @@ from memfeed.errors import (
     listed,
 )
 from memfeed.loading.joined_stores import JoinedStore, has_own_transform, join
-from memfeed.loading.settings import as_int, present_ranks
+from memfeed.loading.ranks import present_ranks
+from memfeed.loading.settings import as_int
 from memfeed.loading.source_changes import watched
 from memfeed.schema.containers import reads_as
 from memfeed.schema.tensordicts import is_tensordict
