@@ -4,7 +4,7 @@ import numpy as np
 import torch
 
 from memfeed.random import _DRAW_STEP, mix, mix_signed
-from memfeed.transforms.params.box import normal
+from memfeed.transforms.params.value_changes import normal
 
 
 def test_the_hash_in_torch_is_that_of_numpy():

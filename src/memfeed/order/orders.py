@@ -47,36 +47,29 @@ class Bijection:
 
     def __call__(self, at: Numbers) -> Numbers:
         """Return the entries at positions ``at``, int64 [k], each in range(n)."""
-        return self._walk(at, self._forward)
+        return self._walk(at, 1)
 
     def inverse(self, entries: Numbers) -> Numbers:
         """Return the positions of these entries: ``inverse(self(at)) == at``."""
-        return self._walk(entries, self._backward)
+        return self._walk(entries, -1)
 
-    def _walk(self, numbers: Numbers, step: Any) -> Numbers:
-        found: Numbers = step(np.asarray(numbers, np.int64))
+    def _walk(self, numbers: Numbers, sign: int) -> Numbers:
+        found = self._mapped(np.asarray(numbers, np.int64), sign)
         outside = np.flatnonzero(found >= self.n)
         while len(outside):
-            found[outside] = step(found[outside])
+            found[outside] = self._mapped(found[outside], sign)
             outside = outside[found[outside] >= self.n]
         return found
 
-    def _forward(self, numbers: Numbers) -> Numbers:
+    def _mapped(self, numbers: Numbers, sign: int) -> Numbers:
+        """Go through all rounds once; backwards with ``sign`` -1."""
         left, right = np.divmod(numbers, self._b)
-        for round_index, key in enumerate(self._keys):
+        move = np.add if sign > 0 else np.subtract
+        for round_index, key in list(enumerate(self._keys))[::sign]:
             if round_index % 2:
-                right = (right + self._round(left, key, self._b)) % self._b
+                right = move(right, self._round(left, key, self._b)) % self._b
             else:
-                left = (left + self._round(right, key, self._a)) % self._a
-        return left * self._b + right
-
-    def _backward(self, numbers: Numbers) -> Numbers:
-        left, right = np.divmod(numbers, self._b)
-        for round_index, key in reversed(list(enumerate(self._keys))):
-            if round_index % 2:
-                right = (right - self._round(left, key, self._b)) % self._b
-            else:
-                left = (left - self._round(right, key, self._a)) % self._a
+                left = move(left, self._round(right, key, self._a)) % self._a
         return left * self._b + right
 
     def _round(self, half: Numbers, key: np.uint64, size: int) -> Numbers:

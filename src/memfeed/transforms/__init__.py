@@ -12,10 +12,9 @@ from memfeed.transforms.ops.erase import RandomErasing
 from memfeed.transforms.ops.resize import RandomResizedCrop, Resize
 from memfeed.transforms.ops.rotate import RandomAffine, RandomRotation
 from memfeed.transforms.ops.values import Normalize, Pointwise, ToDtype
-from memfeed.transforms.params.box import Erased
 from memfeed.transforms.params.geometry import Geometry, Imagewise, Warped
 from memfeed.transforms.params.resample import Resampled
-from memfeed.transforms.params.value_changes import Affine, Gray, Jitter, Mapped
+from memfeed.transforms.params.value_changes import Affine, Erased, Gray, Jitter, Mapped
 from memfeed.transforms.params.window import VolumeWindow, Window
 from memfeed.transforms.per_sample import PerSample
 from memfeed.transforms.transform import ImageTransform, Transform

@@ -16,12 +16,11 @@ from memfeed.schema.jagged import RowViews
 from memfeed.system.buffers import Allocator, Pool
 from memfeed.system.share import RowsFunction, share
 from memfeed.transforms.backends.compiled_passes import Head, change_one, head_of
-from memfeed.transforms.params.box import Erased
 from memfeed.transforms.params.geometry import Imagewise, Warped
 from memfeed.transforms.params.pixels import copy_image, has_pixels, to_planes
 from memfeed.transforms.params.resample import Resampled
 from memfeed.transforms.params.sizes import BySize, Images, ImagewiseBySize
-from memfeed.transforms.params.value_changes import Affine, Gray, Jitter, Scaled, scale_and_shift
+from memfeed.transforms.params.value_changes import Affine, Erased, Gray, Jitter, Scaled, scale_and_shift
 from memfeed.transforms.params.window import VolumeWindow, Window
 
 OURS = {Erased, Gray, Jitter, Resampled, Scaled, VolumeWindow, Warped, Window}

@@ -14,10 +14,9 @@ import triton.language as tl
 
 from memfeed.transfer.packing import upload
 from memfeed.transforms.backends import sampling
-from memfeed.transforms.params.box import Erased
 from memfeed.transforms.params.geometry import Fill, Imagewise, filled
 from memfeed.transforms.params.sizes import BySize, Images
-from memfeed.transforms.params.value_changes import Affine, Scaled
+from memfeed.transforms.params.value_changes import Affine, Erased, Scaled
 from memfeed.transforms.params.window import Window
 
 # The tile of one program: values side by side, and values in all. The fastest of those that were tried on an H200, for
@@ -324,7 +323,7 @@ def _kernel(  # type: ignore[no-untyped-def]  # Triton reads the types
 
 @triton.jit
 def _normal(seed, position):  # type: ignore[no-untyped-def]
-    """Do what `memfeed.transforms.params.box.normal` does."""
+    """Do what `memfeed.transforms.params.value_changes.normal` does."""
     bits = position.to(tl.uint64) * 0x9E3779B97F4A7C15 + seed
     bits = (bits ^ (bits >> 30)) * 0xBF58476D1CE4E5B9
     bits = (bits ^ (bits >> 27)) * 0x94D049BB133111EB

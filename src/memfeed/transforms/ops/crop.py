@@ -109,61 +109,6 @@ class CenterCrop(ImageTransform):
         return _window(shape, np.tile(np.array(begin, np.int64), (shape[0], 1)), sizes)
 
 
-class _RandomFlip(ImageTransform):
-    """A flip with probability p, drawn per sample."""
-
-    _shown: ClassVar[tuple[str, ...]] = ("p",)
-    spatial_dims = (2, 3)
-    _axis: ClassVar[int]  # from the last
-
-    def __init__(self, p: float = 0.5, *, on: On = None) -> None:
-        super().__init__(on=on)
-        self.p = check_probability(p)
-
-    def make_params(self, shape: torch.Size, dtype: torch.dtype, uniform: DrawUniform) -> Window | VolumeWindow:
-        """Draw the samples to mirror."""
-        return _mirrored(shape, {self._axis: uniform(1)[:, 0] < self.p})
-
-
-class RandomHorizontalFlip(_RandomFlip):
-    """Mirror left and right with probability `p`, drawn per sample.
-
-    Args:
-        p: from 0 (never) to 1 (always).
-        alternate: draw for epoch 0 only, and then mirror each image in every other epoch. So two epochs show each image
-            once as it is and once mirrored, where independent draws show the same one twice half of the time (Keller
-            Jordan, "94% on CIFAR-10 in 3.29 seconds on a single GPU", 2024, https://arxiv.org/abs/2404.00498). It needs
-            the row and the epoch, so it works in a loader and with `apply`. A row that a sampler repeats within an
-            epoch is mirrored each time, or not at all.
-        on: the field, see `Transform`.
-
-    Raises:
-        TransformError: p is not a probability; later, `alternate=True` and a call with a tensor alone.
-    """
-
-    _shown = ("p", "alternate")
-    _axis = -1
-
-    def __init__(self, p: float = 0.5, alternate: bool = False, *, on: On = None) -> None:
-        super().__init__(p, on=on)
-        self.alternate = alternate
-
-    def make_params(self, shape: torch.Size, dtype: torch.dtype, uniform: DrawUniform) -> Window | VolumeWindow:
-        """Draw the samples to mirror, or with `alternate` tell them by what they were in epoch 0."""
-        if not self.alternate:
-            return super().make_params(shape, dtype, uniform)
-        if not isinstance(uniform, StreamDraws):
-            raise TransformError("alternate=True got draws without an epoch; expected those that `apply` makes")
-        drawn, epoch = uniform.in_first_epoch(1)
-        return _mirrored(shape, {self._axis: (drawn[:, 0] < self.p) ^ bool(epoch % 2)})
-
-
-class RandomVerticalFlip(_RandomFlip):
-    """Mirror top and bottom with probability `p`, drawn per sample. Arguments: see `RandomHorizontalFlip`."""
-
-    _axis = -2
-
-
 class RandomFlip(ImageTransform):
     """Mirror along each of `axes` with probability `p`, drawn per sample and axis, as TorchIO's RandomFlip.
 
@@ -178,7 +123,7 @@ class RandomFlip(ImageTransform):
             not have.
     """
 
-    _shown = ("axes", "p")
+    _shown: ClassVar[tuple[str, ...]] = ("axes", "p")
     spatial_dims = (2, 3)
 
     def __init__(self, axes: int | Sequence[int] = 0, p: float = 0.5, *, on: On = None) -> None:
@@ -195,6 +140,47 @@ class RandomFlip(ImageTransform):
             raise TransformError(f"axes={self.axes} of {list(shape)}; expected each once, from 0 to {dims - 1}")
         chosen = uniform(len(axes)) < self.p
         return _mirrored(shape, {axis: chosen[:, index] for index, axis in enumerate(axes)})
+
+
+class RandomHorizontalFlip(RandomFlip):
+    """Mirror left and right with probability `p`, drawn per sample.
+
+    Args:
+        p: from 0 (never) to 1 (always).
+        alternate: draw for epoch 0 only, and then mirror each image in every other epoch. So two epochs show each image
+            once as it is and once mirrored, where independent draws show the same one twice half of the time (Keller
+            Jordan, "94% on CIFAR-10 in 3.29 seconds on a single GPU", 2024, https://arxiv.org/abs/2404.00498). It needs
+            the row and the epoch, so it works in a loader and with `apply`. A row that a sampler repeats within an
+            epoch is mirrored each time, or not at all.
+        on: the field, see `Transform`.
+
+    Raises:
+        TransformError: p is not a probability; later, `alternate=True` and a call with a tensor alone.
+    """
+
+    _shown = ("p", "alternate")
+
+    def __init__(self, p: float = 0.5, alternate: bool = False, *, on: On = None) -> None:
+        super().__init__(-1, p, on=on)
+        self.alternate = alternate
+
+    def make_params(self, shape: torch.Size, dtype: torch.dtype, uniform: DrawUniform) -> Window | VolumeWindow:
+        """Draw the samples to mirror, or with `alternate` tell them by what they were in epoch 0."""
+        if not self.alternate:
+            return super().make_params(shape, dtype, uniform)
+        if not isinstance(uniform, StreamDraws):
+            raise TransformError("alternate=True got draws without an epoch; expected those that `apply` makes")
+        drawn, epoch = uniform.in_first_epoch(1)
+        return _mirrored(shape, {-1: (drawn[:, 0] < self.p) ^ bool(epoch % 2)})
+
+
+class RandomVerticalFlip(RandomFlip):
+    """Mirror top and bottom with probability `p`, drawn per sample. Arguments: see `RandomHorizontalFlip`."""
+
+    _shown = ("p",)
+
+    def __init__(self, p: float = 0.5, *, on: On = None) -> None:
+        super().__init__(-2, p, on=on)
 
 
 def _mirrored(shape: torch.Size, flips: dict[int, NDArray[np.bool_]]) -> Window | VolumeWindow:

@@ -13,8 +13,8 @@ from memfeed.errors import TransformError
 from memfeed.transforms.batch_fields import On
 from memfeed.transforms.operation import DrawUniform
 from memfeed.transforms.ops.resize import TRIES
-from memfeed.transforms.params.box import Erased
 from memfeed.transforms.params.geometry import Fill
+from memfeed.transforms.params.value_changes import Erased
 from memfeed.transforms.transform import ImageTransform, check_probability
 
 
