@@ -41,11 +41,11 @@ def names(user, way, structure=DICT):
 
 USERS = {
     "nothing": UserStages(),
-    "keyed": UserStages(keyed=keyed),
-    "here": UserStages(keyed=keyed, runs_anywhere=False),
-    "plain": UserStages(plain=plain),
+    "keyed": UserStages(transform=keyed),
+    "here": UserStages(transform=keyed, runs_anywhere=False),
+    "plain": UserStages(transform=plain, is_keyed=False, runs_anywhere=False),
     "collate": UserStages(collate=lambda value, canvases: value),
-    "finished": UserStages(keyed=keyed, finishes_samples=True, collate=lambda value, canvases: value),
+    "finished": UserStages(transform=keyed, finishes_samples=True, collate=lambda value, canvases: value),
     "mask": UserStages(pads=True),
     "rows": UserStages(returns_rows=True),
     "convert": UserStages(convert=list),
@@ -101,13 +101,13 @@ def test_plain_stages_need_nothing():
 
 
 def test_a_draft_runs_through_all():
-    user = UserStages(keyed=keyed, plain=plain, pads=True, returns_rows=True)
+    user = UserStages(transform=plain, is_keyed=False, runs_anywhere=False, pads=True, returns_rows=True, convert=list)
     stages = build_stages(lambda leaves: list(leaves), user, transfer(), DICT)
-    draft = Draft([1], None, torch.tensor([True]), torch.tensor([7]))
+    draft = Draft([1], None, *EXTRA.values())
     stages.run_ahead(draft)
-    assert draft.value == ["keyed", [1]]
+    assert draft.value == [1]
     (batch,) = stages.finish([draft])
-    assert batch == (["plain", ["keyed", [1]]], draft.valid, draft.rows)
+    assert batch == [["plain", [1]], *EXTRA.values()]
 
 
 def test_a_transfer_is_waited_for_once_on_each_stream():

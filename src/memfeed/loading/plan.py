@@ -213,9 +213,9 @@ def _user_stages(store: Store, settings: Settings, threads: Threads, views: bool
     bound = bind(transform, store.schema, Pool(), store._view.window_paths, views)
     bound = _one_row(store, settings).after(bound)
     return UserStages(
-        keyed=_with_threads(bound if keyed is not None else None, threads),
-        runs_anywhere=keyed is None or keyed.runs_anywhere,
-        plain=bound if keyed is None else None,
+        transform=bound if bound is None or keyed is None else _with_threads(bound, threads),
+        is_keyed=keyed is not None,
+        runs_anywhere=keyed is not None and keyed.runs_anywhere,
         pads=settings.last == "pad" or store._backing.masks_rows,
         returns_rows=settings.returns_rows,
         collate=_collate(store, settings),
@@ -225,10 +225,8 @@ def _user_stages(store: Store, settings: Settings, threads: Threads, views: bool
     )
 
 
-def _with_threads(keyed: Bound | None, threads: Threads) -> Bound | None:
+def _with_threads(keyed: Bound, threads: Threads) -> Bound:
     """Return a transform that shares its work among ``threads``."""
-    if keyed is None:
-        return None
 
     def transform(batch: Any, keys: Any) -> Any:
         with threads.in_use():

@@ -10,8 +10,8 @@ made: in a thread, and on a GPU within the side stream.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -50,6 +50,7 @@ class Arrival:
             self._ready_for = stream
 
 
+@dataclass(eq=False, slots=True)
 class Draft:
     """A batch on its way through the stages.
 
@@ -64,21 +65,14 @@ class Draft:
         canvases: the leaves that its samples have and the batch has not, where it is taken apart.
     """
 
-    __slots__ = ("arrival", "canvases", "keys", "labels", "note_taken", "rows", "valid", "value")
-
-    def __init__(
-        self,
-        value: Any,
-        keys: Keys | None,
-        valid: torch.Tensor | None,
-        rows: torch.Tensor | None = None,
-        arrival: Arrival | None = None,
-        note_taken: Callable[[], None] | None = None,
-    ) -> None:
-        self.value, self.keys, self.valid, self.rows, self.arrival = value, keys, valid, rows, arrival
-        self.note_taken = note_taken
-        self.labels: BatchLabels | None = None
-        self.canvases: Canvases = {}
+    value: Any
+    keys: Keys | None = None
+    valid: torch.Tensor | None = None
+    rows: torch.Tensor | None = None
+    arrival: Arrival | None = None
+    note_taken: Callable[[], None] | None = None
+    labels: BatchLabels | None = None
+    canvases: Canvases = field(default_factory=dict)
 
 
 class Stage(NamedTuple):
@@ -131,24 +125,24 @@ class Stages:
 
 @dataclass(frozen=True)
 class UserStages:
-    """The transforms of a loader, and what else its batches get.
+    """The transform of a loader, and what else its batches get.
 
     Args:
-        keyed: a transform of ours, a pure function of its keys.
+        transform: of ours, a pure function of its keys, or a callable of the user's.
+        is_keyed: it is of ours.
         runs_anywhere: whether it may run in a thread of ours.
-        plain: the user's callable, which runs in the caller's thread.
         pads: batches get a mask of the rows that count.
         returns_rows: batches get their row numbers.
         collate: leaves, or a finished batch, to what the user's collate_fn makes of its samples, in the caller's
             thread; None without one.
-        finishes_samples: the keyed transform is the store's own: it runs before ``collate``, on the CPU.
+        finishes_samples: the transform is the store's own: it runs before ``collate``, on the CPU.
         canvases: returns those of the leaves that ``collate`` needs beside a finished batch.
         convert: a batch of tensors to arrays of another library; None leaves tensors.
     """
 
-    keyed: Bound | None = None
+    transform: Bound | None = None
+    is_keyed: bool = True
     runs_anywhere: bool = True
-    plain: Bound | None = None
     pads: bool = False
     returns_rows: bool = False
     collate: CollateSamples | None = None
@@ -159,117 +153,84 @@ class UserStages:
 
 def build_stages(assemble: Callable[[Any], Any], user: UserStages, transfer: Transfer, structure: Node) -> Stages:
     """Return the stages of batches of ``structure``, which ``assemble`` puts together from their leaves."""
-    keyed, streams, has_extras = user.keyed, transfer.is_staged, user.pads or user.returns_rows
-    keyed_ahead = keyed is not None and user.runs_anywhere and (transfer.can_transform_ahead or user.finishes_samples)
+    streams, has_extras, is_finishing = transfer.is_staged, user.pads or user.returns_rows, False
+    is_ahead = user.runs_anywhere and (transfer.can_transform_ahead or user.finishes_samples)
     has_tensordicts = holds(structure, "tensordict", "tensorclass")
-    place = [] if transfer.device is None else [Stage("place on the device", False, _place(transfer.device))]
-    place_ahead = streams and (has_extras or (keyed_ahead and has_tensordicts))
-    collate = [] if user.collate is None else [Stage("the user's collate_fn", True, _collate(user.collate))]
-    if user.finishes_samples and keyed is not None:
-        stages = [
-            Stage("assemble", False, _assemble(assemble, user.canvases)),
-            Stage("transform", not keyed_ahead, _transform(keyed)),
-            *collate,
-        ]
-        keyed = None
-    else:
-        stages = collate or [Stage("assemble", False, _assemble(assemble))]
+    transform, place = list[Stage](), list[Stage]()
+    if user.transform is not None:
+        name = "transform" if user.is_keyed else "the user's transform"
+        transform.append(Stage(name, not is_ahead, partial(_transform, user.transform)))
+    if transfer.device is not None:
+        # mask and rows, and the device of TensorDicts, whose tensors are there already
+        place.append(Stage("place on the device", False, partial(_move, partial(to_device, device=transfer.device))))
+    place_ahead = streams and (has_extras or (bool(transform) and is_ahead and has_tensordicts))
+    stages = [Stage("assemble", False, partial(_assemble, assemble, None))]
+    if user.collate is not None:
+        stages = [Stage("the user's collate_fn", True, partial(_collate, user.collate))]
+        is_finishing = user.finishes_samples and bool(transform)
+    if is_finishing:
+        stages = [Stage("assemble", False, partial(_assemble, assemble, user.canvases)), *transform, *stages]
     if place_ahead:
         stages += place
-    if keyed is not None and keyed_ahead:
-        stages.append(Stage("transform", False, _transform(keyed)))
+    if is_ahead and not is_finishing:
+        stages += transform
     if streams:
         # the event of the copy will do if nothing else computed on the device
         if len(stages) > 1 or holds(structure, "graph", "tensor"):
-            stages.append(Stage("record an event", False, _record(transfer.record_event)))
-        stages.append(Stage("wait for the transfer", True, _wait(transfer.receive_batch, transfer.current_stream)))
+            stages.append(Stage("record an event", False, partial(_record, transfer.record_event)))
+        wait = partial(_wait, transfer.receive_batch, transfer.current_stream)
+        stages.append(Stage("wait for the transfer", True, wait))
     elif transfer.device is not None:
-        stages.append(Stage("move", True, _move(transfer.receive_batch)))
+        stages.append(Stage("move", True, partial(_move, partial(transfer.receive_batch, event=None))))
     if streams and not place_ahead and has_tensordicts:
         stages += place
-    if keyed is not None and not keyed_ahead:
-        stages.append(Stage("transform", True, _transform(keyed)))
-    if user.plain is not None:
-        stages.append(Stage("the user's transform", True, _call(user.plain)))
+    if not is_ahead and not is_finishing:
+        stages += transform
     if has_extras:
         stages.append(Stage("add mask and rows", False, _add_extras))
     if user.convert is not None:
-        stages.append(Stage("convert", True, _assemble(user.convert)))
+        stages.append(Stage("convert", True, partial(_assemble, user.convert, None)))
     split = next((at for at, stage in enumerate(stages) if stage.in_caller), len(stages))
     return Stages(
         ahead=tuple(stages[:split]),
         in_caller=tuple(stages[split:]),
-        needs_keys=user.keyed is not None,
+        needs_keys=bool(transform) and user.is_keyed,
         needs_rows=user.returns_rows,
-        is_plain=user.keyed is None and user.plain is None and not has_extras,
+        is_plain=not transform and not has_extras,
     )
 
 
-def _assemble(
-    make: Callable[[Any], Any], canvases: Callable[[Sequence[Any]], Canvases] | None = None
-) -> Callable[[Draft], None]:
-    def run(draft: Draft) -> None:
-        if canvases is not None:
-            draft.canvases = canvases(draft.value)
-        draft.value = make(draft.value)
-
-    return run
+def _assemble(make: Callable[[Any], Any], canvases: Callable[[Sequence[Any]], Canvases] | None, draft: Draft) -> None:
+    if canvases is not None:
+        draft.canvases = canvases(draft.value)
+    draft.value = make(draft.value)
 
 
-def _collate(collate: CollateSamples) -> Callable[[Draft], None]:
-    def run(draft: Draft) -> None:
-        draft.value = collate(draft.value, draft.canvases)
-
-    return run
+def _collate(collate: CollateSamples, draft: Draft) -> None:
+    draft.value = collate(draft.value, draft.canvases)
 
 
-def _place(device: torch.device) -> Callable[[Draft], None]:
-    """Move mask and rows, and set the device of TensorDicts, whose tensors are there already."""
-
-    def run(draft: Draft) -> None:
-        draft.value, draft.valid, draft.rows = to_device((draft.value, draft.valid, draft.rows), device)
-
-    return run
-
-
-def _transform(keyed: Bound) -> Callable[[Draft], None]:
-    def run(draft: Draft) -> None:
-        known = nullcontext() if draft.labels is None else draft.labels.known_to_transforms(draft.value)
-        with known:
-            draft.value = keyed(draft.value, draft.keys)
-
-    return run
+def _transform(transform: Bound, draft: Draft) -> None:
+    if draft.labels is None:
+        draft.value = transform(draft.value, draft.keys)
+        return
+    with draft.labels.known_to_transforms(draft.value):
+        draft.value = transform(draft.value, draft.keys)
 
 
-def _record(record_event: Callable[[], Event | None]) -> Callable[[Draft], None]:
-    def run(draft: Draft) -> None:
-        draft.arrival = Arrival((draft.value, draft.valid, draft.rows), record_event())
-
-    return run
+def _record(record_event: Callable[[], Event | None], draft: Draft) -> None:
+    draft.arrival = Arrival((draft.value, draft.valid, draft.rows), record_event())
 
 
-def _wait(receive_batch: ReceiveBatch, current_stream: Callable[[], object]) -> Callable[[Draft], None]:
-    def run(draft: Draft) -> None:
-        assert draft.arrival is not None
-        draft.arrival.wait(receive_batch, current_stream)
-        if draft.note_taken is not None:
-            draft.note_taken()
-
-    return run
+def _wait(receive_batch: ReceiveBatch, current_stream: Callable[[], object], draft: Draft) -> None:
+    assert draft.arrival is not None
+    draft.arrival.wait(receive_batch, current_stream)
+    if draft.note_taken is not None:
+        draft.note_taken()
 
 
-def _move(receive_batch: ReceiveBatch) -> Callable[[Draft], None]:
-    def run(draft: Draft) -> None:
-        draft.value, draft.valid, draft.rows = receive_batch((draft.value, draft.valid, draft.rows), None)
-
-    return run
-
-
-def _call(plain: Bound) -> Callable[[Draft], None]:
-    def run(draft: Draft) -> None:
-        draft.value = plain(draft.value, None)
-
-    return run
+def _move(move: Callable[[Any], Any], draft: Draft) -> None:
+    draft.value, draft.valid, draft.rows = move((draft.value, draft.valid, draft.rows))
 
 
 def _add_extras(draft: Draft) -> None:
