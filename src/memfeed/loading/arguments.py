@@ -2,23 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, get_args
 
-import torch
-
 from memfeed.errors import LoaderError, listed
 from memfeed.loading.batch_forms import as_returned, padded_fields
-from memfeed.loading.bind import UserTransform, bind, transform_of
+from memfeed.loading.bind import bind, transform_of
 from memfeed.loading.collate import LoaderCollate, user_collate
 from memfeed.loading.index_samplers import BatchOrder, Cuts, RowOrder, Tokens, batch_order, wraps_own_sampler
 from memfeed.loading.joined_stores import JoinedStore
-from memfeed.loading.placement import PlacementOption, PlacementRequest, placement_requests
+from memfeed.loading.placement import PlacementRequest, placement_requests
 from memfeed.loading.position import EpochClock
 from memfeed.loading.ranks import LoaderName, next_name
 from memfeed.loading.settings import (
     LARGEST,
+    Arguments,
     ArrayKind,
     Settings,
     as_int,
@@ -28,11 +27,10 @@ from memfeed.loading.settings import (
 )
 from memfeed.loading.sources import Source, as_stores
 from memfeed.loading.stages import holds
-from memfeed.order.choice import Blocks, Shuffle, default_block_rows, mixed_rows, shares
+from memfeed.order.choice import Blocks, default_block_rows, mixed_rows, shares
 from memfeed.order.pieces import LastRows
 from memfeed.schema.fields import Node
 from memfeed.schema.graphs import graph_collater
-from memfeed.store.lengths import Fill
 from memfeed.store.store import Store
 from memfeed.system.messages import say_once
 from memfeed.transfer.to_device import check_device
@@ -52,45 +50,6 @@ WITHOUT_EFFECT: dict[str, Any] = {
 """DataLoader's arguments that change nothing here, with their defaults."""
 CACHING = ("num_workers", "worker_init_fn", "persistent_workers", "prefetch_factor", "multiprocessing_context")
 """Those that mean something, or nothing worth a line, where a loader fills a store."""
-
-
-@dataclass(frozen=True, eq=False, kw_only=True)
-class Arguments:
-    """The arguments of a loader as they were given, without those that say what it reads; see `Loader`."""
-
-    batch_size: int | None
-    shuffle: Shuffle | None
-    sampler: Iterable[int] | None
-    batch_sampler: Iterable[Iterable[int]] | None
-    collate_fn: Callable[[Any], Any] | None
-    drop_last: bool
-    generator: torch.Generator | None
-    prefetch_factor: int | None
-    seed: int | None
-    last: LastRows | None
-    bucket_by: Any
-    device: torch.device | str | None
-    transform: UserTransform
-    placement: PlacementOption
-    ranks: tuple[int, int] | None
-    return_rows: bool
-    as_: ArrayKind
-    pad: Fill
-    follow_batch: Sequence[str] | None
-    exclude_keys: Sequence[str] | None
-    num_workers: int
-    worker_init_fn: Callable[[int], None] | None
-    multiprocessing_context: Any
-    persistent_workers: bool
-    pin_memory: bool
-    pin_memory_device: str
-    timeout: float
-    in_order: bool
-
-    @property
-    def user_sampler(self) -> Any:
-        """The user's sampler, of rows or of lists of rows; None for our order."""
-        return self.sampler if self.batch_sampler is None else self.batch_sampler
 
 
 @dataclass(frozen=True, eq=False)

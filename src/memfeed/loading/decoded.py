@@ -18,9 +18,9 @@ from torch.utils.data import IterableDataset
 from typing_extensions import TypeVar
 
 from memfeed.errors import LoaderError, listed
-from memfeed.loading.arguments import Arguments
 from memfeed.loading.ranks import joined_world_size
-from memfeed.loading.sources import Caching, CannotCacheError, DataLoader  # torch's, also if a program replaced it
+from memfeed.loading.settings import Arguments
+from memfeed.loading.sources import CannotCacheError, DataLoader  # torch's, also if a program replaced it
 from memfeed.memoizing.decoders import Reading
 from memfeed.splitting.generators import Generators
 from memfeed.store.format import resolve
@@ -152,7 +152,6 @@ def become_decoded(
     loader: DataLoader[Any],
     base: type,
     dataset: Any,
-    caching: Caching,
     refused: CannotCacheError,
     given: Arguments,
 ) -> None:
@@ -163,7 +162,7 @@ def become_decoded(
     for methods of a derived class, which would be lost.
     """
     others = [name for name, default in _OF_STORES.items() if getattr(given, name) not in (default,)]
-    others += [name for name in ("forms", "budget") if getattr(caching, name) is not None]
+    others += [name for name in ("forms", "budget") if getattr(given, name) is not None]
     others += [] if given.shuffle in (None, True, False) else ["shuffle"]
     derived = type(loader).__mro__[: type(loader).__mro__.index(base)]
     lost = [
@@ -174,7 +173,7 @@ def become_decoded(
     ]
     if others or lost:
         kind = LoaderError if refused.error is None else type(refused.error)
-        instead = "It can be read as it is" if caching.path is None else "Decoded files can be kept in its place"
+        instead = "It can be read as it is" if given.cache is None else "Decoded files can be kept in its place"
         raise kind(
             f"{refused}. {instead}, by a plain DataLoader, which has no "
             f"{', '.join([f'{name}=' for name in others] + lost)}: leave these out"
@@ -182,14 +181,14 @@ def become_decoded(
     why = " ".join(str(refused).split())
     why = why if len(why) <= _REASON_WIDTH else f"{why[: _REASON_WIDTH - 3]}... (require='samples' raises all of it)"
     reading = None
-    if caching.path is None:
+    if given.cache is None:
         say_once(
             f"memfeed: {type(dataset).__name__}: no store, so it is read as it is in every epoch, as by a DataLoader "
             f"(cache='PATH' keeps decoded files): {why}"
         )
     else:
-        path = resolve(caching.path)
-        reading = Reading(path, names_of(caching.decoders or ()))
+        path = resolve(given.cache)
+        reading = Reading(path, names_of(given.decoders or ()))
         worth = _measure(dataset, reading)
         say_once(
             f"memfeed: {path}: no store, neither batched nor sample by sample, but decoded files are kept, and the "

@@ -12,7 +12,7 @@ import torch
 from torch.utils.data import DataLoader
 from typing_extensions import TypeVar
 
-from memfeed.loading.arguments import Arguments, resolve
+from memfeed.loading.arguments import resolve
 from memfeed.loading.bind import UserTransform
 from memfeed.loading.collate import LoaderCollate, user_collate
 from memfeed.loading.epoch import EpochProgress, Start
@@ -20,8 +20,8 @@ from memfeed.loading.epochs import Epochs
 from memfeed.loading.index_samplers import LengthBatchSampler, make_sampler
 from memfeed.loading.placement import PlacementOption
 from memfeed.loading.ranks import joined_world_size
-from memfeed.loading.settings import ArrayKind, Settings, as_int, check_settings, reduced, row_and_list_samplers
-from memfeed.loading.sources import Caching, CannotCacheError, Require, check_required, forget_record, open_source
+from memfeed.loading.settings import Arguments, ArrayKind, Require, Settings, as_int, check_settings, reduced
+from memfeed.loading.sources import CannotCacheError, check_required, forget_record, open_source
 from memfeed.order.choice import Shuffle
 from memfeed.order.pieces import LastRows
 from memfeed.store.lengths import Fill
@@ -194,8 +194,6 @@ class Loader(DataLoader[T_co]):
         follow_batch: Sequence[str] | None = None,
         exclude_keys: Sequence[str] | None = None,
     ) -> None:
-        caching = Caching(cache, forms, budget, num_workers, worker_init_fn, multiprocessing_context, decoders, require,
-                          has_collate_fn=collate_fn is not None, has_transform=transform is not None)  # fmt: skip
         given = Arguments(
             as_=as_, pad=pad, last=last, seed=seed, ranks=ranks, device=device, shuffle=shuffle, sampler=sampler,
             timeout=timeout, in_order=in_order, drop_last=drop_last, bucket_by=bucket_by, generator=generator,
@@ -203,16 +201,17 @@ class Loader(DataLoader[T_co]):
             pin_memory=pin_memory, return_rows=return_rows, num_workers=num_workers, follow_batch=follow_batch,
             exclude_keys=exclude_keys, batch_sampler=batch_sampler, worker_init_fn=worker_init_fn,
             prefetch_factor=prefetch_factor, pin_memory_device=pin_memory_device, persistent_workers=persistent_workers,
-            multiprocessing_context=multiprocessing_context,
+            multiprocessing_context=multiprocessing_context, cache=cache, forms=forms, budget=budget, decoders=decoders,
+            require=require,
         )  # fmt: skip
-        check_required(dataset, caching)
+        check_required(dataset, given)
         is_recorded = "__pl_saved_args" in vars(self)  # by Lightning
         try:
-            source = open_source(dataset, caching)
+            source = open_source(dataset, given)
         except CannotCacheError as refused:
             from memfeed.loading.decoded import become_decoded  # loaders of stores need no decoders
 
-            become_decoded(self, Loader, dataset, caching, refused, given)
+            become_decoded(self, Loader, dataset, refused, given)
             forget_record(self)  # the arguments of another class
             return
         reading = resolve(source, given)
@@ -261,10 +260,7 @@ class Loader(DataLoader[T_co]):
         if self.sampler is sampler and self.batch_sampler is batch_sampler and self._holds_own_sampler():
             return settings
         say_once("memfeed: another component has replaced the sampler of a loader: it decides which rows are read")
-        rows, batches = row_and_list_samplers(settings.batch_size, self.sampler, self.batch_sampler)
-        return dataclasses.replace(
-            settings, sampler=rows, batch_sampler=batches, rank=None, world_size=None, by_length=False
-        )
+        return settings.drawn_by(self.sampler, self.batch_sampler)
 
     def _holds_own_sampler(self) -> bool:
         """Return True unless the batch sampler that torch made for our order was changed in place."""

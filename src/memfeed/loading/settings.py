@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import operator
+import os
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
-from typing import Any, Literal, Protocol
+from dataclasses import dataclass, replace
+from typing import Any, Literal
 
 import torch
 from torch.utils.data import BatchSampler
@@ -13,14 +14,67 @@ from torch.utils.data import BatchSampler
 from memfeed.errors import LoaderError, brief
 from memfeed.loading.batch_forms import PaddedField, padding_beside_collate
 from memfeed.loading.bind import UserTransform
-from memfeed.loading.placement import PlacementRequest
+from memfeed.loading.placement import PlacementOption, PlacementRequest
 from memfeed.loading.ranks import present_ranks
+from memfeed.order.choice import Shuffle
 from memfeed.order.pieces import LastRows, RankShards
+from memfeed.store.lengths import Fill
 from memfeed.store.store import Store
 from memfeed.system.messages import warn
 
 ArrayKind = Literal["torch", "numpy", "jax"]
+Require = Literal["batched", "samples"]
+"""The least that ``cache=`` may do: random steps run on whole batches, or sample by sample."""
 LARGEST = 2**31 - 1  # batch size, world size
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Arguments:
+    """The arguments of a loader as they were given, beside the dataset; see `Loader`."""
+
+    batch_size: int | None
+    shuffle: Shuffle | None
+    sampler: Iterable[int] | None
+    batch_sampler: Iterable[Iterable[int]] | None
+    collate_fn: Callable[[Any], Any] | None
+    drop_last: bool
+    generator: torch.Generator | None
+    prefetch_factor: int | None
+    seed: int | None
+    last: LastRows | None
+    bucket_by: Any
+    device: torch.device | str | None
+    transform: UserTransform
+    placement: PlacementOption
+    ranks: tuple[int, int] | None
+    return_rows: bool
+    as_: ArrayKind
+    pad: Fill
+    follow_batch: Sequence[str] | None
+    exclude_keys: Sequence[str] | None
+    num_workers: int
+    worker_init_fn: Callable[[int], None] | None
+    multiprocessing_context: Any
+    persistent_workers: bool
+    pin_memory: bool
+    pin_memory_device: str
+    timeout: float
+    in_order: bool
+    cache: str | os.PathLike[str] | None
+    forms: Any
+    budget: int | str | None
+    decoders: Sequence[Callable[..., Any]] | None
+    require: Require | None
+
+    @property
+    def user_sampler(self) -> Any:
+        """The user's sampler, of rows or of lists of rows; None for our order."""
+        return self.sampler if self.batch_sampler is None else self.batch_sampler
+
+    @property
+    def may_read_as_it_is(self) -> bool:
+        """True if a dataset that no store can hold may be read by a DataLoader, and its decoded files be kept."""
+        return self.require is None and (self.decoders is None or len(self.decoders) > 0)
 
 
 @dataclass(frozen=True, eq=False)
@@ -133,6 +187,11 @@ class Settings:
         """Return the share of this rank in an epoch of ``count`` rows (``by_length``: batches), as ranks are now."""
         return RankShards(count, 1 if self.by_length else self.rows_a_batch, *self.ranks(), self.last)
 
+    def drawn_by(self, sampler: Any, batch_sampler: Any) -> Settings:
+        """Return these settings with the samplers of another component, which decides which rows are read."""
+        rows, batches = row_and_list_samplers(self.batch_size, sampler, batch_sampler)
+        return replace(self, sampler=rows, batch_sampler=batches, rank=None, world_size=None, by_length=False)
+
 
 def check_sharded(
     sampler: object, *, has_weights: bool = False, by_length: bool = False, is_filling: bool = False
@@ -207,15 +266,7 @@ def row_and_list_samplers(batch_size: int | None, sampler: Any, batch_sampler: A
     return (None, sampler) if batch_size is None and isinstance(sampler, BatchSampler) else (sampler, None)
 
 
-class _Resumable(Protocol):
-    def state_dict(self) -> dict[str, Any]: ...
-
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None: ...
-
-
-def reduced(
-    loader: _Resumable, store: Store, options: dict[str, Any], settings: Settings, collate_fn: Any
-) -> tuple[Any, ...]:
+def reduced(loader: Any, store: Store, options: dict[str, Any], settings: Settings, collate_fn: Any) -> tuple[Any, ...]:
     """Return the tuple of `Loader.__reduce__`. ``options`` are arguments that are attributes of the loader.
 
     Raises TypeError for columns in memory, which a pickle would copy.

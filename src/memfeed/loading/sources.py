@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import itertools
 import os
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator
 from types import SimpleNamespace
-from typing import Any, Literal, NamedTuple, get_args
+from typing import Any, NamedTuple, get_args
 
 import torch
 from torch.utils.data import ConcatDataset, Dataset, IterableDataset, Subset
@@ -25,7 +24,7 @@ from memfeed.errors import (
 )
 from memfeed.loading.joined_stores import JoinedStore, has_own_transform, join
 from memfeed.loading.ranks import present_ranks
-from memfeed.loading.settings import as_int
+from memfeed.loading.settings import Arguments, Require, as_int
 from memfeed.loading.source_changes import watched
 from memfeed.schema.containers import reads_as
 from memfeed.schema.tensordicts import is_tensordict
@@ -39,9 +38,6 @@ from memfeed.system.messages import say_once
 
 MOST_WORKERS = 4096  # that read a dataset
 MOST_PARTS = 64  # of a list in a dataset that are looked at for a store
-
-Require = Literal["batched", "samples"]
-"""The least that ``cache=`` may do: random steps run on whole batches, or sample by sample."""
 
 
 class Source(NamedTuple):
@@ -58,27 +54,6 @@ class Source(NamedTuple):
     is_filled: bool = False
 
 
-@dataclass(frozen=True, eq=False)
-class Caching:
-    """How a loader makes a store of a dataset; see `Loader`."""
-
-    path: str | os.PathLike[str] | None
-    forms: Any
-    budget: int | str | None
-    worker_count: int
-    worker_init_fn: Callable[[int], None] | None
-    multiprocessing_context: Any
-    decoders: Sequence[Any] | None = None
-    require: Require | None = None
-    has_collate_fn: bool = False
-    has_transform: bool = False
-
-    @property
-    def may_read_as_it_is(self) -> bool:
-        """True if a dataset that no store can hold may be read by a DataLoader, and its decoded files be kept."""
-        return self.require is None and (self.decoders is None or len(self.decoders) > 0)
-
-
 class CannotCacheError(Exception):
     """No store can be made of a dataset, and it may be read as it is; the message says why."""
 
@@ -87,12 +62,12 @@ class CannotCacheError(Exception):
         self.error = error
 
 
-def open_source(dataset: Any, caching: Caching) -> Source:
+def open_source(dataset: Any, given: Arguments) -> Source:
     """Return the rows of ``dataset`` as one store. Raises LoaderError for what no loader reads."""
     if is_dataset(dataset):
-        return Source(_fill_store(dataset, caching), is_filled=True)
-    _check_forms(dataset, caching)
-    source = dataset if caching.path is None else _beside_cache(dataset, caching.path, caching)
+        return Source(_fill_store(dataset, given), is_filled=True)
+    _check_forms(dataset, given)
+    source = dataset if given.cache is None else _beside_cache(dataset, given.cache, given)
     return Source(joined(source), dataset.device if is_tensordict(dataset) else None)
 
 
@@ -116,19 +91,19 @@ def is_dataset(source: Any) -> bool:
     return in_memory.as_columns(source) is None
 
 
-def _fill_store(dataset: Any, caching: Caching) -> Store:
+def _fill_store(dataset: Any, given: Arguments) -> Store:
     """Return a store of a dataset that is filled while it is read; see `memfeed.cache`.
 
     Its processes start as all of `torch.multiprocessing` do. Another ``multiprocessing_context`` gets a message.
     """
-    worker_count = as_int("num_workers", caching.worker_count, 0, MOST_WORKERS)
+    worker_count = as_int("num_workers", given.num_workers, 0, MOST_WORKERS)
     if not len(dataset):  # as in DataLoader, no batch comes of it
         say_once(
             f"memfeed: found an empty dataset (0 samples) of {type(dataset).__name__}: its loader has no batches; "
             "check the folder, the split or the filter that it was made with"
         )
         return as_stores(torch.empty(0, device="cpu"))[0]
-    if not caching.has_transform and any(map(has_own_transform, _stores_in(dataset))):
+    if given.transform is None and any(map(has_own_transform, _stores_in(dataset))):
         say_once(
             f"memfeed: {type(dataset).__name__}: found a store in it with a transform of its own (cache(split=True)), "
             "which is not applied: the dataset gets its samples before it. Pass transform=, which may be "
@@ -137,35 +112,35 @@ def _fill_store(dataset: Any, caching: Caching) -> Store:
     from memfeed.convert.cache import cache  # loaders of stores need no conversion
     from memfeed.splitting.generators import Generators
 
-    if caching.path is None and present_ranks()[1] > 1:
+    if given.cache is None and present_ranks()[1] > 1:
         say_once(
             "memfeed: each rank fills a temporary store of its own with all rows; with Loader(..., cache='PATH') the "
             "ranks of a machine fill one together"
         )
-    _require_no_memo(caching.path, caching)
+    _require_no_memo(given.cache, given)
     # the dataset is read before it is known if a store can be made of it
-    states = Generators(dataset) if caching.may_read_as_it_is else None
+    states = Generators(dataset) if given.may_read_as_it_is else None
     before = None if states is None else states.save()
     try:
         store = cache(
             dataset,
-            caching.path,
+            given.cache,
             split="auto",
-            forms=caching.forms,
-            budget=caching.budget,
+            forms=given.forms,
+            budget=given.budget,
             lazily=True,
             workers=worker_count,
-            worker_init_fn=caching.worker_init_fn,
+            worker_init_fn=given.worker_init_fn,
         )
     except (NoSampleError, RandomDataError, SchemaError, SplitError) as error:
-        if isinstance(error, NoSampleError) and not caching.has_collate_fn:
+        if isinstance(error, NoSampleError) and given.collate_fn is None:
             raise  # a collate_fn may leave it out, torch's own fails
         if states is None or before is None:
             raise
         states.restore(before)
         raise CannotCacheError(str(error), error) from None
-    _require_batched(store, caching.require)
-    context, starts_processes = caching.multiprocessing_context, worker_count > 0 and store._view.supply is not None
+    _require_batched(store, given.require)
+    context, starts_processes = given.multiprocessing_context, worker_count > 0 and store._view.supply is not None
     if starts_processes:  # warns if they are more than there are cores
         DataLoader.check_worker_number_rationality(SimpleNamespace(num_workers=worker_count))  # type: ignore[arg-type]
     if context is not None and starts_processes:
@@ -179,15 +154,15 @@ def _fill_store(dataset: Any, caching: Caching) -> Store:
     return store
 
 
-def _require_no_memo(path: str | os.PathLike[str] | None, caching: Caching) -> None:
+def _require_no_memo(path: str | os.PathLike[str] | None, given: Arguments) -> None:
     """Raise CannotCacheError if decoded files are kept at ``path``, and may be."""
-    if caching.may_read_as_it_is and path is not None and is_memo(resolve(path)):
+    if given.may_read_as_it_is and path is not None and is_memo(resolve(path)):
         raise CannotCacheError("an earlier run kept them there; remove that directory to try again what is possible")
 
 
-def check_required(source: Any, caching: Caching) -> None:
+def check_required(source: Any, given: Arguments) -> None:
     """Raise LoaderError for ``decoders=`` and ``require=`` that are none, or without what they are about."""
-    require, decoders = caching.require, caching.decoders
+    require, decoders = given.require, given.decoders
     if require not in (None, *get_args(Require)):
         raise LoaderError(f"found require={require!r:.60}; expected one of {', '.join(map(repr, get_args(Require)))}")
     if decoders is not None and not (isinstance(decoders, list | tuple) and all(map(callable, decoders))):
@@ -199,7 +174,7 @@ def check_required(source: Any, caching: Caching) -> None:
         raise LoaderError(
             f"found {name}= without a dataset that becomes a store; expected it beside a map-style dataset"
         )
-    if decoders is not None and caching.path is None:
+    if decoders is not None and given.cache is None:
         raise LoaderError("found decoders= without a path where results are kept: Loader(dataset, cache=path, ...)")
 
 
@@ -214,25 +189,25 @@ def _require_batched(store: Store, require: Require | None) -> None:
         )
 
 
-def _check_forms(source: Any, caching: Caching) -> None:
+def _check_forms(source: Any, given: Arguments) -> None:
     """Raise LoaderError for ``forms=`` or ``budget=`` beside a source that does not become a store.
 
     A trainer that makes a loader of the attributes of another one hands on those of its store, which then fits them.
     """
-    if caching.forms is None and caching.budget is None:
+    if given.forms is None and given.budget is None:
         return
     from memfeed.convert.forms import has_forms  # loaders of stores need no conversion
 
-    if not has_forms(source._view.manifest if isinstance(source, Store) else None, caching.forms, caching.budget):
-        pairs = [(name, getattr(caching, name)) for name in ("forms", "budget")]
-        given = " and ".join(f"{name}={value!r:.80}" for name, value in pairs if value is not None)
+    if not has_forms(source._view.manifest if isinstance(source, Store) else None, given.forms, given.budget):
+        pairs = [(name, getattr(given, name)) for name in ("forms", "budget")]
+        found = " and ".join(f"{name}={value!r:.80}" for name, value in pairs if value is not None)
         raise LoaderError(
-            f"found {given} beside {type(source).__name__}, whose rows are read as they are; expected a "
+            f"found {found} beside {type(source).__name__}, whose rows are read as they are; expected a "
             "map-style dataset, which Loader(dataset, cache=path, forms=...) makes a store of"
         )
 
 
-def _beside_cache(source: Any, path: str | os.PathLike[str], caching: Caching) -> Any:
+def _beside_cache(source: Any, path: str | os.PathLike[str], given: Arguments) -> Any:
     """Return the source that is read in place of one that is not filled, beside ``cache=``.
 
     A store of an IterableDataset is written as a whole. Columns in memory are read as they are. Raises LoaderError for
@@ -241,13 +216,13 @@ def _beside_cache(source: Any, path: str | os.PathLike[str], caching: Caching) -
     if isinstance(source, IterableDataset):
         from memfeed.convert.cache import cache
 
-        _require_no_memo(path, caching)
+        _require_no_memo(path, given)
         say_once(
             f"memfeed: the samples of {type(source).__name__}, an IterableDataset, have no numbers: all are written to "
             f"{path} before the first batch"
         )
         try:
-            return cache(source, path, workers=caching.worker_count, worker_init_fn=caching.worker_init_fn)
+            return cache(source, path, workers=given.num_workers, worker_init_fn=given.worker_init_fn)
         except RandomDataError as error:  # decoders= and require= are an error here
             raise CannotCacheError(str(error), error) from None
     as_stores(source)  # raises for what no loader reads
