@@ -137,19 +137,23 @@ def _agrees(step: Any, transforms: Sequence[Transform], value: Value, row: int) 
             mean = float((expected.double() - found).abs().mean()) if expected.shape == found.shape else math.inf
             if mean > _MEAN_LEVELS:
                 return False
-            expected = _resized_tensor(step, params, as_field(image))
+            v2: Any = importlib.import_module("torchvision.transforms.v2.functional")  # v1 resizes tensors as floats
+            expected = _resized(v2, step, params, as_field(image))
         exact = 0.0 if index else _FLOAT_LEVELS if expected.dtype.is_floating_point else _LEVELS
         if largest_difference(expected, found) > exact:
             return False
     return True
 
 
-def _resized_tensor(step: Any, params: Resampled, image: torch.Tensor) -> Any:
-    """Return the tensor that torchvision makes of a tensor. A PIL image is resized by Pillow; see docs/splitting.md."""
-    functions: Any = importlib.import_module("torchvision.transforms.v2.functional")  # v1 resizes tensors as floats
-    box = [int(a[0]) for a in (params.top, params.left, params.box_height, params.box_width)]
+def _resized(functions: Any, step: Any, params: Resampled, image: Any) -> Any:
+    """Return what the functions of torchvision make of an image: Pillow resizes its own, see docs/splitting.md."""
+    options = {} if kind_of(image).name.startswith("PIL") else {"antialias": params.antialias}
     size = [params.height, params.width]
-    return functions.resized_crop(image, *box, size, interpolation=step.interpolation, antialias=True)
+    return functions.resized_crop(image, *_box(params), size, interpolation=step.interpolation, **options)
+
+
+def _box(params: Resampled | Erased) -> list[int]:
+    return [int(a[0]) for a in (params.top, params.left, params.box_height, params.box_width)]
 
 
 def _replayed(step: Any, transform: Transform, params: Any, leaf: Any) -> Any:
@@ -163,11 +167,7 @@ def _replayed(step: Any, transform: Transform, params: Any, leaf: Any) -> Any:
     if isinstance(params, Window):
         return _windowed(functions, leaf, params)
     if isinstance(params, Resampled):
-        box = [int(a[0]) for a in (params.top, params.left, params.box_height, params.box_width)]
-        options = {} if kind_of(leaf).name.startswith("PIL") else {"antialias": params.antialias}
-        return functions.resized_crop(
-            leaf, *box, [params.height, params.width], interpolation=step.interpolation, **options
-        )
+        return _resized(functions, step, params, leaf)
     if isinstance(params, Jitter):
         names = list(params.factors)
         for index in params.order[0].tolist():
@@ -178,7 +178,7 @@ def _replayed(step: Any, transform: Transform, params: Any, leaf: Any) -> Any:
         channels = 3 if kind_of(leaf).name == "PIL RGB" or as_field(leaf).shape[0] == 3 else 1
         return functions.rgb_to_grayscale(leaf, num_output_channels=channels) if params.chosen[0] else leaf
     if isinstance(params, Erased):
-        box = [int(a[0]) for a in (params.top, params.left, params.box_height, params.box_width)]
+        box = _box(params)
         fill = torch.as_tensor(params.fill, dtype=leaf.dtype, device=leaf.device).reshape(-1, 1, 1)
         return functions.erase(leaf, *box, fill) if box[2] else leaf
     if type(transform).__name__ == "RandomRotation":

@@ -270,7 +270,7 @@ class Cut:
             states: of the generators at the beginning of each call; () to go on with theirs.
         """
         made = self.replay(pattern, leaves, states)
-        others = iter(leaves[len(leaves) - pattern.links.count(None) :])
+        others = iter(leaves[pattern.given :])
         try:
             return pattern.form.build([copied(next(others)) if link is None else made[link] for link in pattern.links])
         except KeyError:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 from memfeed.schema.compare import equal
@@ -36,6 +37,11 @@ class Pattern:
         """The calls of the tape, each with its number."""
         return [(number, entry) for number, entry in enumerate(self.tape) if isinstance(entry.function, Callee)]
 
+    @cached_property
+    def given(self) -> int:
+        """The number of stored leaves that are arguments of calls; they come first."""
+        return sum(entry.links.count(None) for _, entry in self.calls)
+
     def differs_from(self, other: Pattern) -> str:
         """Return a phrase that says in what this differs from `other`, or an empty string."""
         mine, theirs = [[(e.function, e.links) for e in one.tape] for one in (self, other)]
@@ -55,9 +61,8 @@ class Pattern:
             field = next(i for i, (a, b) in enumerate(zip(self.links, other.links, strict=True)) if a != b)
             is_made = "comes from its pipeline" if self.links[field] else "does not come from its pipeline"
             return f"field {display(self.form.paths()[field])} {is_made} here, and elsewhere from another place"
-        given = sum(entry.links.count(None) for _, entry in self.calls)
         pairs = enumerate(zip(self.kinds, other.kinds, strict=True))
-        at = next((i for i, (a, b) in pairs if a != b and not (i >= given and a == NONE)), None)
+        at = next((i for i, (a, b) in pairs if a != b and not (i >= self.given and a == NONE)), None)
         if at is not None:
             return f"found {describe(self.kinds[at])} where others have {describe(other.kinds[at])}"
         if any(self.same_as[i] != self.same_as[j] for i, j in enumerate(other.same_as)):

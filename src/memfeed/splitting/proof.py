@@ -375,11 +375,10 @@ def _require_same(sample: Any, expected: Any, found: str, hint: str) -> None:
 
 
 def _named(pattern: Pattern, at: int) -> str:
-    given = sum(entry.links.count(None) for _, entry in pattern.calls)
-    if at < given:
+    if at < pattern.given:
         return "what its pipeline gets"
     others = [i for i, link in enumerate(pattern.links) if link is None]
-    return f"field {display(pattern.form.paths()[others[at - given]])}"
+    return f"field {display(pattern.form.paths()[others[at - pattern.given]])}"
 
 
 def _not_drawn(dataset: Any, generators: Generators, rows: Sequence[int]) -> SplitError:

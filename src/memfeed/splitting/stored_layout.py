@@ -53,10 +53,10 @@ class InPlace:
 
     def stored(self, number: int, leaves: Sequence[Any]) -> Any:
         """Return the sample that a store keeps, of the leaves that were read."""
-        given = len(leaves) - self.pattern.links.count(None)  # arguments of calls; the others are as they are
+        # arguments of calls are taken apart; the others are as they are
         kept = [
             leaf
-            if i >= given or leaf is None or is_sized(leaf) or is_numbers(leaf)
+            if i >= self.pattern.given or leaf is None or is_sized(leaf) or is_numbers(leaf)
             else to_stored(leaf, self.pattern.kinds[i])[0]
             for i, leaf in enumerate(leaves)
         ]
@@ -106,8 +106,42 @@ Layout = InPlace | Named
 
 def in_place(patterns: Sequence[Pattern], read: Read) -> InPlace | None:
     """Return a layout in which stored samples look like finished ones; None unless each leaf has one stored leaf."""
-    source = _sources_in_place(patterns[0], read) if len(patterns) == 1 else None
-    return None if source is None else InPlace(patterns[0], source)
+    pattern = patterns[0]
+    if (
+        len(patterns) > 1
+        or len(pattern.calls) != len(pattern.tape)
+        or pattern.same_as != tuple(range(len(pattern.kinds)))
+    ):
+        return None
+    stored_of: dict[tuple[int, int], int] = {}
+    first = 0
+    for number, entry in pattern.calls:
+        count = len(entry.links)
+        if (
+            any(link is not None for link in entry.links)
+            or sum(link is not None and link[0] == number for link in pattern.links) != count
+        ):
+            return None
+        stored_of.update({(number, i): first + i for i in range(count)})
+        first += count
+    source = []
+    for link in pattern.links:
+        if link is not None and link not in stored_of:
+            return None
+        source.append(first if link is None else stored_of[link])
+        first += link is None
+    if sorted(source) != list(range(len(pattern.kinds))):
+        return None
+    leaves = take_apart(read.sample)[0]
+    for leaf, link, at in zip(leaves, pattern.links, source, strict=True):
+        stored, made = pattern.kinds[at], kind_of(leaf)
+        if stored_count(stored) > 1 and not (link is None and is_sized(leaf)):
+            return None
+        if link is not None and (
+            (stored.rank or 3) != (made.rank or 3) or made.name == "array hwc" or stored.is_image != made.is_image
+        ):
+            return None
+    return InPlace(pattern, tuple(source))
 
 
 def named(patterns: Sequence[Pattern]) -> Named:
@@ -162,41 +196,6 @@ def _no_elements(dtype: str, rank: int) -> Any:
     return torch.empty([0] * rank, dtype=getattr(torch, dtype, torch.uint8), device="cpu")
 
 
-def _sources_in_place(pattern: Pattern, read: Read) -> tuple[int, ...] | None:
-    """Return for each leaf of a sample the stored leaf that it is made of; None unless there is one for each."""
-    if len(pattern.calls) != len(pattern.tape) or pattern.same_as != tuple(range(len(pattern.kinds))):
-        return None
-    stored_of: dict[tuple[int, int], int] = {}
-    first = 0
-    for number, entry in pattern.calls:
-        count = len(entry.links)
-        if (
-            any(link is not None for link in entry.links)
-            or sum(link is not None and link[0] == number for link in pattern.links) != count
-        ):
-            return None
-        stored_of.update({(number, i): first + i for i in range(count)})
-        first += count
-    source = []
-    for link in pattern.links:
-        if link is not None and link not in stored_of:
-            return None
-        source.append(first if link is None else stored_of[link])
-        first += link is None
-    if sorted(source) != list(range(len(pattern.kinds))):
-        return None
-    leaves = take_apart(read.sample)[0]
-    for leaf, link, at in zip(leaves, pattern.links, source, strict=True):
-        stored, made = pattern.kinds[at], kind_of(leaf)
-        if stored_count(stored) > 1 and not (link is None and is_sized(leaf)):
-            return None
-        if link is not None and (
-            (stored.rank or 3) != (made.rank or 3) or made.name == "array hwc" or stored.is_image != made.is_image
-        ):
-            return None
-    return tuple(source)
-
-
 ENCODED = Kind("encoded", "bytes")
 _SEEDS = 2  # under which a sample of smaller images is compared
 
@@ -209,8 +208,7 @@ class ShortSide:
 
     def leaves(self, pattern: Pattern, leaves: Sequence[Any]) -> list[Any]:
         """Return the leaves of a sample with smaller images: the first is the image, others are masks."""
-        given = sum(entry.links.count(None) for _, entry in pattern.calls)
-        images = [i for i, kind in enumerate(pattern.kinds[:given]) if kind.is_image]
+        images = [i for i, kind in enumerate(pattern.kinds[: pattern.given]) if kind.is_image]
         small = list(leaves)
         for i in images:
             small[i] = self(leaves[i], is_mask=i > images[0] and pattern.same_as[i] != images[0])
@@ -381,8 +379,8 @@ def _is_plain(data: bytes, size: tuple[int, int]) -> bool:
 
 def images_of(pattern: Pattern) -> list[int]:
     """Return the numbers of the stored leaves that are images which a pipeline gets."""
-    given = sum(entry.links.count(None) for _, entry in pattern.calls)
-    return [i for i, kind in enumerate(pattern.kinds[:given]) if kind.name == "PIL RGB" and pattern.same_as[i] == i]
+    kinds = pattern.kinds[: pattern.given]
+    return [i for i, kind in enumerate(kinds) if kind.name == "PIL RGB" and pattern.same_as[i] == i]
 
 
 def encoded(pattern: Pattern) -> Pattern:
