@@ -28,7 +28,7 @@ OTHER_NAMES = {
     "convert/lazily.py": "convert/test_joining.py",
     "convert/processes.py": "convert/test_conversion_processes.py",
     "convert/ray_engine.py": "convert/test_ray_cluster.py",
-    "loading/joined_stores.py": "loading/test_sources.py",
+    "loading/open_source.py": "loading/test_loader_of_a_dataset.py",
     "memoizing/kept.py": "memoizing/test_memoize.py",
     "remote/connections.py": "remote/test_redirects.py",
     "transfer/streams.py": "transfer/test_streams_on_simulated_cuda.py",

@@ -12,7 +12,7 @@ from torch.utils.data import ConcatDataset, StackDataset, Subset
 import memfeed
 from memfeed import Blocks, Loader
 from memfeed.errors import LoaderError
-from memfeed.loading import joined_stores
+from memfeed.loading.sources import join
 from memfeed.random import Keys
 from memfeed.store.store import with_parts
 from memfeed.transforms import Transform
@@ -56,7 +56,7 @@ def test_views_of_several_stores(three, whole):
 
 
 def test_a_view_of_joined_stores_is_joined_again(three, whole):
-    joined = joined_stores.join([joined_stores.join(three[:2]).subset(range(4, 31)), three[2]])
+    joined = join([join(three[:2]).subset(range(4, 31)), three[2]])
     for ours, theirs in zip(Loader(joined, 7), Loader(whole.subset(range(4, 40)), 7), strict=True):
         for key in JAGGED:
             assert equal(ours.pop(key).unbind(), theirs.pop(key).unbind())
@@ -169,9 +169,9 @@ def test_lengths_that_are_equal_in_one_store_alone(tmp_path):
         return memfeed.cache(Made(samples), tmp_path / name, progress=False)
 
     equal_lengths, other_lengths = store("one.mf", 0), store("other.mf", 1)
-    assert [field.lengths_of for field in joined_stores.join([equal_lengths, equal_lengths]).schema] == [0, 0]
+    assert [field.lengths_of for field in join([equal_lengths, equal_lengths]).schema] == [0, 0]
     for stores in ([equal_lengths, other_lengths], [other_lengths, equal_lengths]):
-        assert len({field.lengths_of for field in joined_stores.join(stores).schema}) == 2
+        assert len({field.lengths_of for field in join(stores).schema}) == 2
         batch = next(iter(Loader(stores, 12)))
         assert [len(row) for row in batch["b"].unbind()] == [len(row["b"]) for one in stores for row in one]
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 import memfeed
 from memfeed import Blocks, Loader
 from memfeed.errors import LoaderError
-from memfeed.loading import epoch_reader, joined_stores
+from memfeed.loading import epoch_reader, sources
 from memfeed.loading.readahead import ReadAhead
 from slow_device import SlowDevice
 from support import equal
@@ -182,7 +182,7 @@ def test_the_rows_of_a_window_are_announced(views, store):
 
 def test_the_rows_of_windows_in_several_stores_are_announced(store):
     parts = [store.windows({"action": [0, 1]}, within=one).select("action") for one in ("episode", None)]
-    view = joined_stores.join(parts)
+    view = sources.join(parts)
     first, second = ReadAhead(view._view.columns, order_covers=False)._columns
     ids = np.array([3, len(store) + 5])
     assert [part.within(ids).tolist() for part in (first, second)] == [[3, 4], [5, 6]]

@@ -11,7 +11,7 @@ from memfeed.loading.batch_forms import as_returned, padded_fields
 from memfeed.loading.bind import bind, transform_of
 from memfeed.loading.collate import LoaderCollate, user_collate
 from memfeed.loading.index_samplers import BatchOrder, Cuts, RowOrder, Tokens, batch_order, wraps_own_sampler
-from memfeed.loading.joined_stores import JoinedStore
+from memfeed.loading.open_source import Source
 from memfeed.loading.placement import PlacementRequest, placement_requests
 from memfeed.loading.position import EpochClock
 from memfeed.loading.ranks import LoaderName, next_name
@@ -25,7 +25,7 @@ from memfeed.loading.settings import (
     check_sharded,
     row_and_list_samplers,
 )
-from memfeed.loading.sources import Source, as_stores
+from memfeed.loading.sources import JoinedStore, as_stores
 from memfeed.loading.stages import holds
 from memfeed.order.choice import Blocks, default_block_rows, mixed_rows, shares
 from memfeed.order.pieces import LastRows

@@ -18,9 +18,10 @@ from torch.utils.data import IterableDataset
 from typing_extensions import TypeVar
 
 from memfeed.errors import LoaderError, listed
+from memfeed.loading.open_source import CannotCacheError
 from memfeed.loading.ranks import joined_world_size
 from memfeed.loading.settings import Arguments
-from memfeed.loading.sources import CannotCacheError, DataLoader  # torch's, also if a program replaced it
+from memfeed.loading.sources import DataLoader  # torch's, also if a program replaced it
 from memfeed.memoizing.decoders import Reading
 from memfeed.splitting.generators import Generators
 from memfeed.store.format import resolve

@@ -93,7 +93,7 @@ class EpochReader:
         self._store, self._settings, self._rows, self._batches = store, settings, rows, batches
         self._documents = DocumentOrder(store, rows.shuffle)
         self._streams: Streams | None = None
-        self._plan: LoadPlan | None = None
+        self.plan: LoadPlan | None = None  # how batches are made; None before the first epoch
         self._planned_for_filling = False
         self._planned_columns: Sequence[Column] = ()
         self._fell_back = False
@@ -106,27 +106,22 @@ class EpochReader:
         """Read with these settings from now on. Return True if they, or the store, differ from those before."""
         has_settled = self._planned_for_filling and self._store._view.supply is None
         if has_settled:  # the finished store has its columns placed, read ahead, and gathered several batches at once
-            self._plan, self._planned_for_filling = None, False
+            self.plan, self._planned_for_filling = None, False
         if settings is self._settings:
             return has_settled
         if settings.collate_fn is not self._settings.collate_fn:
-            self._plan = None
+            self.plan = None
         self._settings = settings
         return True
 
-    @property
-    def plan(self) -> LoadPlan | None:
-        """How batches are made; None before the first epoch."""
-        return self._plan
-
     def prepare(self) -> LoadPlan:
         """Return how batches are made. Places the columns at the first call, and those that have changed since."""
-        if self._plan is None or self._planned_columns is not self._store._view.columns:
+        if self.plan is None or self._planned_columns is not self._store._view.columns:
             # what a user's collate_fn makes has to be moved after it: nothing is gathered for the device
             self._streams = None if self._settings.collates_samples else streams_of(self._settings.device)
             self._planned_for_filling = self._store._view.supply is not None
-            self._plan = self._make_plan(choose_placements(self._store, self._settings, self._streams))
-        return self._plan
+            self.plan = self._make_plan(choose_placements(self._store, self._settings, self._streams))
+        return self.plan
 
     def prepare_epoch(
         self, epoch: int, seed: int, shards: RankShards, position: Position | None, order_name: str = ""
@@ -147,17 +142,17 @@ class EpochReader:
         from memfeed.loading.own_rows import RankRows
 
         piece = RankRows(epoch if self._rows.shuffle else 0, seed, shards, cut, row)
-        if self._plan is not None and self._piece is not None and self._piece.covers(piece):
-            return self._plan
+        if self.plan is not None and self._piece is not None and self._piece.covers(piece):
+            return self.plan
         self._streams = None if self._settings.collates_samples else streams_of(self._settings.device)
         if self._piece_placements is None:
             self._piece_placements = self._agreed(
                 shards, {"order": order_name, "seed": seed, "epoch": epoch, "row": row, "pieces": cut.pieces}
             )
-        self._plan = None  # frees the rows of another epoch
+        self.plan = None  # frees the rows of another epoch
         self._piece = piece.whole()
-        self._plan = self._make_plan(self._piece_placements)
-        return self._plan
+        self.plan = self._make_plan(self._piece_placements)
+        return self.plan
 
     def _agreed(self, shards: RankShards, reads: Mapping[str, Any]) -> Sequence[ColumnPlacement]:
         """Return the placements of a piece, once all ranks have said that theirs fits and that they read the same."""
@@ -178,7 +173,7 @@ class EpochReader:
         """Return how the batches of an epoch are made: a packed store gets a new order if the loader shuffles."""
         plan = self.prepare_epoch(epoch, seed, shards, position)
         if self._settings.has_own_order and (columns := self._documents.columns(plan.placement.columns, epoch, seed)):
-            plan = self._plan = with_columns(plan, self._store, columns)
+            plan = self.plan = with_columns(plan, self._store, columns)
         return plan
 
     def _make_plan(self, placements: Sequence[ColumnPlacement]) -> LoadPlan:
@@ -193,10 +188,10 @@ class EpochReader:
 
     def describe_placements(self) -> str:
         """Return the fields of each placement, for people: ``mapped: image, label``."""
-        if self._plan is None:
+        if self.plan is None:
             return ""
         fields: dict[str, list[str]] = {}
-        for field, placement in zip(self._store.schema, self._plan.placement.placements, strict=True):
+        for field, placement in zip(self._store.schema, self.plan.placement.placements, strict=True):
             fields.setdefault(placement.where, []).append(field.name)
         return "; ".join(
             f"{where}: {', '.join(names) if len(names) <= FIELDS_SHOWN else f'{len(names)} fields'}"
@@ -230,10 +225,10 @@ class EpochReader:
                 placements = fallback(self.prepare().placement.placements) if is_out_of_memory(error) else None
                 if placements is None or self._fell_back:
                     raise
-            self._fell_back, self._plan = True, None  # frees what the columns took, before they are placed again
-            self._plan = self._make_plan(placements)
+            self._fell_back, self.plan = True, None  # frees what the columns took, before they are placed again
+            self.plan = self._make_plan(placements)
             if self._piece is not None:
-                self._piece_placements = self._plan.placement.placements
+                self._piece_placements = self.plan.placement.placements
             warn(
                 f"memory ran out in epoch {epoch}: the columns fell back to places that need less, now "
                 f"{self.describe_placements()}; leave more room with placement=, or a smaller batch"

@@ -18,10 +18,10 @@ from memfeed.loading.collate import LoaderCollate, user_collate
 from memfeed.loading.epoch import EpochProgress, Start
 from memfeed.loading.epochs import Epochs
 from memfeed.loading.index_samplers import LengthBatchSampler, make_sampler
+from memfeed.loading.open_source import CannotCacheError, check_required, forget_record, open_source
 from memfeed.loading.placement import PlacementOption
 from memfeed.loading.ranks import joined_world_size
 from memfeed.loading.settings import Arguments, ArrayKind, Require, Settings, as_int, check_settings, reduced
-from memfeed.loading.sources import CannotCacheError, check_required, forget_record, open_source
 from memfeed.order.choice import Shuffle
 from memfeed.order.pieces import LastRows
 from memfeed.store.lengths import Fill

@@ -6,7 +6,7 @@ With `placement="nvjpeg"` a GPU decodes the rows of a JPEG field.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal, NamedTuple, get_args
 
 import numpy as np
@@ -46,7 +46,7 @@ class ColumnPlacement(NamedTuple):
     nbytes: int = 0
 
 
-@dataclass(frozen=True)
+@dataclass
 class FreeMemory:
     """Bytes that are free on the device and in RAM.
 
@@ -68,6 +68,30 @@ class FreeMemory:
         if streams is None:
             return cls(None, 0, machine.memory_limit())
         return cls(*streams.memory_info(), machine.memory_limit(), streams.device_count())
+
+    def at(self, where: Where) -> int:
+        """Return the bytes that are free at a place."""
+        return self.device if where == "device" and self.device is not None else self.host
+
+    def taken(self, placement: ColumnPlacement) -> ColumnPlacement:
+        """Return the placement of a column, whose bytes are not free any more."""
+        if placement.where == "device" and self.device is not None:
+            self.device -= placement.nbytes
+        elif placement.where in RESIDENT:
+            self.host -= placement.nbytes
+        return placement
+
+    def automatic(self, size: int) -> ColumnPlacement:
+        """Return the place of a column of this size as "auto" chooses it."""
+        reserve = int(RESERVE * self.total)
+        shown = format_bytes(size)
+        if self.device is None:
+            return ColumnPlacement("mapped", "batches do not go to a CUDA device", size)
+        if size <= self.device - reserve:
+            return ColumnPlacement("device", f"{shown} fit beside the {format_bytes(reserve)} left for the model", size)
+        if size <= SHARE * self.host / self.devices:
+            return ColumnPlacement("pinned", f"{shown} are too much for the device, and fit into free memory", size)
+        return ColumnPlacement("mapped", f"{shown} are too much for the device and for half of free memory", size)
 
 
 def placement_requests(
@@ -107,40 +131,6 @@ def placement_requests(
     return ["sharded" if where == "sharded" else "mapped" for where in requests]
 
 
-class _Choice:
-    """Columns that get a place one after the other, and the memory that is still free."""
-
-    def __init__(self, free: FreeMemory) -> None:
-        self.device, self.host, self.total, self.devices = free.device, free.host, free.total, free.devices
-        self.placements: dict[int, ColumnPlacement] = {}
-
-    def take(self, field_index: int, where: Where, size: int, why: str) -> None:
-        """Place a column and count its bytes."""
-        if where == "device" and self.device is not None:
-            self.device -= size
-        elif where in ("device", "pinned"):
-            self.host -= size
-        self.placements[field_index] = ColumnPlacement(where, why, size)
-
-    def free_for(self, where: Where) -> int:
-        """Return the bytes that are free at a place."""
-        return self.device if where == "device" and self.device is not None else self.host
-
-    def automatic(self, field_index: int, size: int) -> None:
-        """Place a column as "auto" does."""
-        reserve = int(RESERVE * self.total)
-        shown = format_bytes(size)
-        if self.device is None:
-            self.take(field_index, "mapped", size, "batches do not go to a CUDA device")
-        elif size <= self.device - reserve:
-            self.take(field_index, "device", size, f"{shown} fit beside the {format_bytes(reserve)} left for the model")
-        elif size <= SHARE * self.host / self.devices:
-            self.take(field_index, "pinned", size, f"{shown} are too much for the device, and fit into free memory")
-        else:
-            why = f"{shown} are too much for the device and for half of free memory"
-            self.take(field_index, "mapped", size, why)
-
-
 def choose(
     names: Sequence[str], sizes: Sequence[int | None], requests: Sequence[PlacementRequest], free: FreeMemory
 ) -> list[ColumnPlacement]:
@@ -149,10 +139,8 @@ def choose(
     Every field of a batch is read as often as the others, so the largest columns save the most and come first. Raises
     LoaderError where a requested placement does not fit.
     """
-    choice = _Choice(free)
-    for field_index, request in enumerate(requests):
-        if request == "nvjpeg":
-            choice.take(field_index, "nvjpeg", 0, "asked for")
+    left = replace(free)
+    placements = {at: ColumnPlacement("nvjpeg", "asked for") for at, one in enumerate(requests) if one == "nvjpeg"}
     largest_first = sorted(
         (field_index for field_index, size in enumerate(sizes) if size is not None), key=lambda at: -(sizes[at] or 0)
     )
@@ -161,7 +149,7 @@ def choose(
         if request == "auto" or request == "nvjpeg":
             continue
         where: Where = "device" if request == "sharded" else request
-        available = choice.free_for(where)
+        available = left.at(where)
         if where != "mapped" and size > available:
             automatic = choose(names, sizes, ["auto"] * len(sizes), free)
             raise LoaderError(
@@ -169,12 +157,13 @@ def choose(
                 f'{format_bytes(max(available, 0))} free; expected it to fit: placement="auto" would choose '
                 f'"{automatic[field_index].where}"'
             )
-        choice.take(field_index, where, size, "this rank's piece" if request == "sharded" else "asked for")
+        why = "this rank's piece" if request == "sharded" else "asked for"
+        placements[field_index] = left.taken(ColumnPlacement(where, why, size))
     for field_index in largest_first:
-        if field_index not in choice.placements:
-            choice.automatic(field_index, sizes[field_index] or 0)
+        if field_index not in placements:
+            placements[field_index] = left.taken(left.automatic(sizes[field_index] or 0))
     ragged = ColumnPlacement("mapped", "rows differ in size")
-    return [choice.placements.get(field_index, ragged) for field_index in range(len(sizes))]
+    return [placements.get(field_index, ragged) for field_index in range(len(sizes))]
 
 
 @dataclass(frozen=True)

@@ -52,20 +52,6 @@ def step_of(row: int, begin: int, stride: int) -> int:
     return -((begin - row) // stride)
 
 
-def target_row(epoch: int, row: int, begin: int, stride: int, steps: int) -> int:
-    """Return the row that lies ``steps`` steps after ``row`` in an epoch whose steps are counted from ``begin``.
-
-    Raises LoaderError for a target before the beginning of the epoch.
-    """
-    target = begin + (step_of(row, begin, stride) + steps) * stride
-    if target < 0:
-        raise LoaderError(
-            f"found rewind({-steps}) at batch {row // stride} of epoch {epoch}; expected at most as many as "
-            "there were: call set_epoch to return to an earlier epoch"
-        )
-    return target
-
-
 def moved(
     epoch: int, current: Position | None, begin: int, batches: int, *, shards: RankShards | None, stride: int
 ) -> Position:
@@ -74,11 +60,16 @@ def moved(
     ``shards`` is None for a user's sampler; a step is then ``stride`` rows (of a batch sampler: one batch). Raises
     LoaderError for a position outside of the epoch.
     """
-    row = rows_before(current)
-    target = target_row(epoch, row, begin, stride if shards is None else shards.stride, batches)
+    row, stride = rows_before(current), stride if shards is None else shards.stride
+    target = begin + (step_of(row, begin, stride) + batches) * stride
+    if target < 0:
+        raise LoaderError(
+            f"found rewind({-batches}) at batch {row // stride} of epoch {epoch}; expected at most as many as "
+            "there were: call set_epoch to return to an earlier epoch"
+        )
     if shards is None:
         return SamplerPosition(target, current.generators if isinstance(current, SamplerPosition) else "", "")
-    left = step_of(shards.end(begin), row, shards.stride)
+    left = step_of(shards.end(begin), row, stride)
     if batches > left:
         raise LoaderError(f"found skip({batches}) with {left} batches left in epoch {epoch}; expected at most {left}")
     return min(target, shards.rows)
@@ -92,14 +83,12 @@ def to_state(epoch: int, position: Position | None, seed: int | None, identity: 
     sampler = ""
     if isinstance(position, SamplerPosition):
         sampler = json.dumps({"start": position.generators, "hash": position.drawn_hash})
-    row = rows_before(position)
-    known = "" if seed is None else seed
     return {
         "version": VERSION,
         "epoch": epoch,
-        "row": row,
+        "row": rows_before(position),
         "sampler": sampler,
-        "seed": known,
+        "seed": "" if seed is None else seed,
         FINISHED: False,
         **identity,
     }

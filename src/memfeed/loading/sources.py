@@ -1,74 +1,34 @@
-"""The source of a loader as one store: a store, a view of one, columns in memory, or several stores of one schema."""
+"""What a loader reads in place, as one store: stores, views, columns in memory, and several stores of one schema.
+
+Of several stores the rows come in turn, or mixed by weight. Indices, and tensors by memory, are compared with their
+state when the loader was made. Values in this memory are not compared: they may change, and are read as they are then.
+"""
 
 from __future__ import annotations
 
-import itertools
+import hashlib
 import os
-from collections.abc import Iterator
-from types import SimpleNamespace
-from typing import Any, NamedTuple, get_args
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any
 
+import numpy as np
 import torch
-from torch.utils.data import ConcatDataset, Dataset, IterableDataset, Subset
+from torch.utils.data import ConcatDataset, IterableDataset, Subset, TensorDataset
 from torch.utils.data import DataLoader as DataLoader
 
-from memfeed.errors import (
-    NO_LENGTH,
-    LoaderError,
-    MemfeedError,
-    NoSampleError,
-    RandomDataError,
-    SchemaError,
-    SplitError,
-    listed,
-)
-from memfeed.loading.joined_stores import JoinedStore, has_own_transform, join
-from memfeed.loading.ranks import present_ranks
-from memfeed.loading.settings import Arguments, Require, as_int
-from memfeed.loading.source_changes import watched
+from memfeed.errors import NO_LENGTH, LoaderError, SchemaError, StaleStoreError, listed
+from memfeed.order.choice import check_weights
+from memfeed.schema.codec import Int64Array
+from memfeed.schema.compare import common_schema
 from memfeed.schema.containers import reads_as
-from memfeed.schema.tensordicts import is_tensordict
-from memfeed.store.backing import Backing
-from memfeed.store.format import resolve
-from memfeed.store.memo_format import is_memo
-from memfeed.store.store import Store
+from memfeed.schema.fields import Schema
+from memfeed.schema.names import Path, display
+from memfeed.schema.tensordicts import is_a, is_tensorclass, is_tensordict
+from memfeed.store.backing import Backing, PartTransforms
+from memfeed.store.columns import Column
+from memfeed.store.store import Store, with_parts
 from memfeed.store.view import View
-from memfeed.system import machine
 from memfeed.system.messages import say_once
-
-MOST_WORKERS = 4096  # that read a dataset
-MOST_PARTS = 64  # of a list in a dataset that are looked at for a store
-
-
-class Source(NamedTuple):
-    """The rows that a loader reads.
-
-    Args:
-        store: all its rows.
-        device: of a TensorDict that is read in place, which its batches have too; None for others.
-        is_filled: the store was made of a map-style dataset, for this loader.
-    """
-
-    store: Store
-    device: torch.device | None = None
-    is_filled: bool = False
-
-
-class CannotCacheError(Exception):
-    """No store can be made of a dataset, and it may be read as it is; the message says why."""
-
-    def __init__(self, reason: str, error: MemfeedError | None = None) -> None:
-        super().__init__(reason)
-        self.error = error
-
-
-def open_source(dataset: Any, given: Arguments) -> Source:
-    """Return the rows of ``dataset`` as one store. Raises LoaderError for what no loader reads."""
-    if is_dataset(dataset):
-        return Source(_fill_store(dataset, given), is_filled=True)
-    _check_forms(dataset, given)
-    source = dataset if given.cache is None else _beside_cache(dataset, given.cache, given)
-    return Source(joined(source), dataset.device if is_tensordict(dataset) else None)
 
 
 def is_dataset(source: Any) -> bool:
@@ -91,152 +51,6 @@ def is_dataset(source: Any) -> bool:
     return in_memory.as_columns(source) is None
 
 
-def _fill_store(dataset: Any, given: Arguments) -> Store:
-    """Return a store of a dataset that is filled while it is read; see `memfeed.cache`.
-
-    Its processes start as all of `torch.multiprocessing` do. Another ``multiprocessing_context`` gets a message.
-    """
-    worker_count = as_int("num_workers", given.num_workers, 0, MOST_WORKERS)
-    if not len(dataset):  # as in DataLoader, no batch comes of it
-        say_once(
-            f"memfeed: found an empty dataset (0 samples) of {type(dataset).__name__}: its loader has no batches; "
-            "check the folder, the split or the filter that it was made with"
-        )
-        return as_stores(torch.empty(0, device="cpu"))[0]
-    if given.transform is None and any(map(has_own_transform, _stores_in(dataset))):
-        say_once(
-            f"memfeed: {type(dataset).__name__}: found a store in it with a transform of its own (cache(split=True)), "
-            "which is not applied: the dataset gets its samples before it. Pass transform=, which may be "
-            "store.transform, or {} for none"
-        )
-    from memfeed.convert.cache import cache  # loaders of stores need no conversion
-    from memfeed.splitting.generators import Generators
-
-    if given.cache is None and present_ranks()[1] > 1:
-        say_once(
-            "memfeed: each rank fills a temporary store of its own with all rows; with Loader(..., cache='PATH') the "
-            "ranks of a machine fill one together"
-        )
-    _require_no_memo(given.cache, given)
-    # the dataset is read before it is known if a store can be made of it
-    states = Generators(dataset) if given.may_read_as_it_is else None
-    before = None if states is None else states.save()
-    try:
-        store = cache(
-            dataset,
-            given.cache,
-            split="auto",
-            forms=given.forms,
-            budget=given.budget,
-            lazily=True,
-            workers=worker_count,
-            worker_init_fn=given.worker_init_fn,
-        )
-    except (NoSampleError, RandomDataError, SchemaError, SplitError) as error:
-        if isinstance(error, NoSampleError) and given.collate_fn is None:
-            raise  # a collate_fn may leave it out, torch's own fails
-        if states is None or before is None:
-            raise
-        states.restore(before)
-        raise CannotCacheError(str(error), error) from None
-    _require_batched(store, given.require)
-    context, starts_processes = given.multiprocessing_context, worker_count > 0 and store._view.supply is not None
-    if starts_processes:  # warns if they are more than there are cores
-        DataLoader.check_worker_number_rationality(SimpleNamespace(num_workers=worker_count))  # type: ignore[arg-type]
-    if context is not None and starts_processes:
-        method = getattr(context, "get_start_method", lambda: context)()
-        used = machine.start_method()
-        if method != used:
-            say_once(
-                f"memfeed: multiprocessing_context={method!r} has no effect: the processes that fill the store start "
-                f"with {used!r}; to change that, call torch.multiprocessing.set_start_method({method!r}) first"
-            )
-    return store
-
-
-def _require_no_memo(path: str | os.PathLike[str] | None, given: Arguments) -> None:
-    """Raise CannotCacheError if decoded files are kept at ``path``, and may be."""
-    if given.may_read_as_it_is and path is not None and is_memo(resolve(path)):
-        raise CannotCacheError("an earlier run kept them there; remove that directory to try again what is possible")
-
-
-def check_required(source: Any, given: Arguments) -> None:
-    """Raise LoaderError for ``decoders=`` and ``require=`` that are none, or without what they are about."""
-    require, decoders = given.require, given.decoders
-    if require not in (None, *get_args(Require)):
-        raise LoaderError(f"found require={require!r:.60}; expected one of {', '.join(map(repr, get_args(Require)))}")
-    if decoders is not None and not (isinstance(decoders, list | tuple) and all(map(callable, decoders))):
-        raise LoaderError(f"found decoders={decoders!r:.60}; expected a list of functions, or () for none")
-    if isinstance(source, Store):  # of a trainer that makes a loader of another one's parts
-        return
-    if (require is not None or decoders is not None) and not is_dataset(source):
-        name = "decoders" if require is None else "require"
-        raise LoaderError(
-            f"found {name}= without a dataset that becomes a store; expected it beside a map-style dataset"
-        )
-    if decoders is not None and given.cache is None:
-        raise LoaderError("found decoders= without a path where results are kept: Loader(dataset, cache=path, ...)")
-
-
-def _require_batched(store: Store, require: Require | None) -> None:
-    """Raise LoaderError if random steps run sample by sample, and ``require`` is "batched"."""
-    transform = store.transform if require == "batched" else None
-    own = [] if transform is None else [part for part in transform.modules() if not getattr(part, "is_batched", True)]
-    if own:
-        raise LoaderError(
-            f'found require="batched", and steps that run sample by sample ({listed(own, 200)}); expected steps that '
-            "have a counterpart for batches: use those of torchvision, or leave require= out"
-        )
-
-
-def _check_forms(source: Any, given: Arguments) -> None:
-    """Raise LoaderError for ``forms=`` or ``budget=`` beside a source that does not become a store.
-
-    A trainer that makes a loader of the attributes of another one hands on those of its store, which then fits them.
-    """
-    if given.forms is None and given.budget is None:
-        return
-    from memfeed.convert.forms import has_forms  # loaders of stores need no conversion
-
-    if not has_forms(source._view.manifest if isinstance(source, Store) else None, given.forms, given.budget):
-        pairs = [(name, getattr(given, name)) for name in ("forms", "budget")]
-        found = " and ".join(f"{name}={value!r:.80}" for name, value in pairs if value is not None)
-        raise LoaderError(
-            f"found {found} beside {type(source).__name__}, whose rows are read as they are; expected a "
-            "map-style dataset, which Loader(dataset, cache=path, forms=...) makes a store of"
-        )
-
-
-def _beside_cache(source: Any, path: str | os.PathLike[str], given: Arguments) -> Any:
-    """Return the source that is read in place of one that is not filled, beside ``cache=``.
-
-    A store of an IterableDataset is written as a whole. Columns in memory are read as they are. Raises LoaderError for
-    a store at another path.
-    """
-    if isinstance(source, IterableDataset):
-        from memfeed.convert.cache import cache
-
-        _require_no_memo(path, given)
-        say_once(
-            f"memfeed: the samples of {type(source).__name__}, an IterableDataset, have no numbers: all are written to "
-            f"{path} before the first batch"
-        )
-        try:
-            return cache(source, path, workers=given.num_workers, worker_init_fn=given.worker_init_fn)
-        except RandomDataError as error:  # decoders= and require= are an error here
-            raise CannotCacheError(str(error), error) from None
-    as_stores(source)  # raises for what no loader reads
-    is_on_disk = isinstance(source, Store) and source.path.is_absolute()
-    if not is_on_disk:
-        say_once(f"memfeed: cache= has no effect beside {type(source).__name__}, which is read in place")
-    elif source.path != resolve(path):  # not of a trainer that makes a loader of another one's parts
-        raise LoaderError(
-            f"found cache={str(path)!r} and a store at {source.path}, which is read as it is; expected a map-style "
-            "dataset beside it: leave cache= out"
-        )
-    return source
-
-
 def _is_store(source: Any) -> bool:
     return isinstance(source, Store | Subset | ConcatDataset) and not is_dataset(source)
 
@@ -245,17 +59,6 @@ def _is_weighted(source: Any) -> bool:
     """Return True for a pair (store, weight)."""
     is_pair = type(source) is tuple and len(source) == 2
     return is_pair and isinstance(source[1], int | float) and _is_store(source[0])
-
-
-def _stores_in(dataset: Any, depth: int = 4) -> Iterator[Store]:
-    """Yield the stores that a dataset holds in its attributes, in lists and dicts there, and in datasets there."""
-    if isinstance(dataset, Store):
-        yield dataset
-    elif depth and isinstance(dataset, Dataset):
-        for value in [*getattr(dataset, "__dict__", {}).values()]:
-            parts = value if type(value) in (list, tuple) else value.values() if type(value) is dict else [value]
-            for one in itertools.islice(parts, MOST_PARTS):
-                yield from _stores_in(one, depth - 1)
 
 
 def joined(source: Any) -> Store:
@@ -318,16 +121,6 @@ def _as_store(source: Any) -> Store:
     return watched(Store(View(Backing(None, schema, len(columns), "", held.__getitem__), columns.types)), source)
 
 
-def forget_record(loader: object) -> None:
-    """Remove the arguments that Lightning recorded of a loader, if they are another class's.
-
-    In its hooks Lightning records those of the classes that exist when a hook begins. If `Loader` is imported in the
-    hook, it records only what `Loader` passes on to DataLoader. Without a record it takes the attributes.
-    """
-    for name in [name for name in vars(loader) if name.startswith("__pl_")]:
-        del vars(loader)[name]
-
-
 def _line_instead(source: Any) -> str | None:
     """Return what to write in place of a source that is none, where that is clear."""
     if isinstance(source, type):
@@ -337,3 +130,195 @@ def _line_instead(source: Any) -> str | None:
     if isinstance(source, DataLoader):
         return f"found a {type(source).__name__}; expected its dataset: Loader(loader.dataset, loader.batch_size)"
     return None
+
+
+class JoinedStore(Store):
+    """Several stores as one, their rows in turn. It pickles as its parts.
+
+    Attributes:
+        parts: the stores.
+        weights: the share of the rows of an epoch that comes from each; None for each row once.
+    """
+
+    parts: list[Store]
+    weights: list[float] | None
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return join, (self.parts, self.weights)
+
+
+def has_own_transform(store: Store) -> bool:
+    """Return True if `Store.transform` is one, or an error that says where to get it."""
+    return store._backing.transform is not None or bool(store._view.recipe)
+
+
+def join(stores: Sequence[Store], weights: list[float] | None = None) -> Store:
+    """Return one store of the rows of all stores, those of ``stores[0]`` first, for a loader to read. Copies nothing.
+
+    Raises LoaderError for stores whose schemas differ, and says in which field; and for weights that do not sum to 1.
+    """
+    if weights is not None:
+        check_weights(weights)
+    if len(stores) == 1:
+        return stores[0]
+    first = stores[0]
+    try:
+        schema = common_schema([(store.path, store.schema) for store in stores])
+    except SchemaError as error:
+        raise LoaderError(f"{error}. A loader reads stores of one schema: select() the fields they share") from None
+    for store in stores[1:]:
+        _require_equal_windows(first, store)
+        mine, theirs = (getattr(one, "classes", None) for one in (first, store))
+        if None not in (mine, theirs) and mine != theirs:
+            say_once(
+                f"memfeed: {store.path} has other classes, or in another order, than {first.path}: one label may "
+                "mean two of them; make all stores with the same list of classes"
+            )
+    views = [store._view for store in stores]
+    backing = _joined_backing(schema, views)
+    if any(map(has_own_transform, stores)):
+        backing.transform = PartTransforms(stores)
+    # views of whole stores need no list of rows
+    rows: Int64Array | None = None
+    if not all(view.has_all_rows for view in views):
+        begins = np.cumsum([0, *(view.base_length for view in views)])
+        rows = np.concatenate([begin + view.all_rows() for begin, view in zip(begins, views, strict=False)])
+    whole = JoinedStore(View(backing, views[0].types, rows=rows))
+    whole.parts, whole.weights = list(stores), weights
+    return whole
+
+
+def _joined_backing(schema: Schema, views: Sequence[View]) -> Backing:
+    def check_dataset(_: Backing) -> None:
+        for view in views:
+            view.check_dataset()
+
+    digest = hashlib.blake2b("+".join(view.source_digest() for view in views).encode(), digest_size=8).hexdigest()
+    parts = list(zip(*(view.columns for view in views), strict=True))
+    return Backing(
+        None, schema, sum(view.base_length for view in views), digest, _maker(schema, parts), owner=list(views),
+        remake=(_joined_backing, (schema, views)), check_dataset=check_dataset,
+    )  # fmt: skip
+
+
+def _maker(schema: Schema, parts: Sequence[tuple[Column, ...]]) -> Callable[[int], Column]:
+    def make(field_index: int) -> Column:
+        field, columns = schema.fields[field_index], parts[field_index]
+        if len({column.layout for column in columns}) > 1:
+            raise LoaderError(
+                f"found field {field.name} kept in different ways ({', '.join(type(c).__name__ for c in columns)}); "
+                "expected stores saved in one way: memfeed.cache(..., allow='copy') makes one of each"
+            )
+        return columns[0].joined(field, columns)
+
+    return make
+
+
+def _require_equal_windows(one: Store, other: Store) -> None:
+    for mine, theirs in zip(one._view.columns, other._view.columns, strict=True):
+        found = [None if column.offsets is None else column.offsets.tolist() for column in (mine, theirs)]
+        if found[0] != found[1]:
+            raise LoaderError(
+                f"found windows of {mine.field.name} at other offsets in {other.path} than in {one.path}; expected "
+                "the same: call windows(...) of each store with the same offsets"
+            )
+
+
+def watched(store: Store, source: Any) -> Store:
+    """Return ``store``, which is made of ``source``, such that its ``check_dataset`` compares the source too."""
+    change, before = _watch(source), store._backing.check_dataset
+
+    def check_dataset(backing: Backing) -> None:
+        before(backing)
+        if found := change():
+            raise StaleStoreError(
+                f"{store.path}: found that the {type(source).__name__} has changed since its loader was made: {found}; "
+                "expected no change, because the loader reads what was there then: make a new Loader of it"
+            )
+
+    return with_parts(store, check_dataset=check_dataset)
+
+
+def _watch(source: Any) -> Callable[[], str]:
+    """Return a function that says what has changed in ``source`` since; "" for nothing."""
+    return _watch_indices(source) if isinstance(source, Subset) else _watch_columns(source)
+
+
+def _watch_indices(subset: Subset[Any]) -> Callable[[], str]:
+    dataset, indices = subset.dataset, subset.indices
+    kept = _copied(indices)
+
+    def change() -> str:
+        now = subset.indices
+        if subset.dataset is not dataset:
+            return "its dataset was replaced"
+        if now is indices and isinstance(now, range | tuple):  # these never change
+            return ""
+        if len(now) != len(kept):
+            return f"it has {len(now):,} indices, and had {len(kept):,}"
+        return "" if _equal(now, kept) else "its indices have other values"
+
+    return change
+
+
+def _copied(indices: Any) -> Any:
+    # a list is compared faster than an array of it is made: most of its entries are the same objects
+    return _array(indices).copy() if isinstance(indices, np.ndarray | torch.Tensor) else list(indices)
+
+
+def _equal(indices: Any, kept: Any) -> bool:
+    if isinstance(kept, np.ndarray) or isinstance(indices, np.ndarray | torch.Tensor):
+        return np.array_equal(_array(indices), kept)
+    return bool((indices if isinstance(indices, list) else list(indices)) == kept)
+
+
+def _array(indices: Any) -> Any:
+    return indices.cpu().numpy() if isinstance(indices, torch.Tensor) else np.asarray(indices)
+
+
+def _watch_columns(source: Any) -> Callable[[], str]:
+    held = dict(_parts(source))  # alive, so that nothing else gets their memory
+    before = {path: _memory(part) for path, part in held.items()}
+
+    def change() -> str:
+        now = {path: _memory(part) for path, part in _parts(source)}
+        if now == before:
+            return ""
+        changes = [f"{display(path)} is new" for path in now if path not in before]
+        changes += [f"{display(path)} was removed" for path in held if path not in now]
+        changes += [f"{display(path)} was replaced" for path in held if path in now and now[path] != before[path]]
+        return listed(changes)
+
+    return change
+
+
+def _parts(value: Any, path: Path = ()) -> Iterator[tuple[Path, Any]]:
+    """Yield the tensors, arrays and other values in nested columns, with their paths."""
+    if isinstance(value, TensorDataset):
+        value = value.tensors
+    if is_tensorclass(type(value)) and not is_a(value, "tensordict", "NonTensorData"):
+        yield from _parts(value._non_tensordict, path)
+        value = value._tensordict
+    if isinstance(value, tuple):
+        items: Iterable[tuple[Any, Any]] = enumerate(value)
+    elif is_a(value, "tensordict", "TensorDict", "TensorDictParams"):
+        items = ((key, value.get(key)) for key in value.keys())  # noqa: SIM118
+    elif isinstance(value, Mapping) and not is_a(value, "tensordict", "TensorDictBase"):
+        items = value.items()
+    else:
+        yield path, value
+        return
+    for key, part in items:
+        yield from _parts(part, (*path, key))
+
+
+def _memory(part: Any) -> Any:
+    """Return a key that is equal for the same memory with the same dtype, shape and strides."""
+    if isinstance(part, torch.Tensor) and part.layout == torch.strided and not part.is_nested:
+        return part.data_ptr(), part.shape, part.stride(), part.dtype
+    if isinstance(part, np.ndarray):
+        return part.__array_interface__["data"], part.shape, part.strides, part.dtype
+    if is_a(part, "tensordict", "LazyStackedTensorDict"):
+        return [id(piece) for piece in part.tensordicts]
+    value = part.data if is_a(part, "tensordict", "NonTensorData") else part
+    return value if isinstance(value, str | bytes | int | float | None) else id(value)
