@@ -16,7 +16,7 @@ import memfeed.transforms as T
 from device_peers import Epoch, feeders
 from device_run import SHAPES, Run, timed
 from measure import Check, Seconds, medians, table
-from memfeed.transfer.streams import CudaStreams
+from memfeed.transfer.streams import Streams
 from transforms import MEAN, STD
 
 LARGE_ROW_BYTES = 64 << 10  # one copy a row is worth a comparison from here on
@@ -76,7 +76,7 @@ def feed_one(run: Run, shape: tuple[int, ...], batch: int, rows: int, at: Path) 
         "bare copy on the device": repeat(lambda step: other.copy_(there)),
     }
     if cuda:
-        streams = CudaStreams(device)
+        streams = Streams(device)
         locked = streams.allocate_page_locked(data.nbytes).view(data.shape).copy_(data)
         seen = streams.device_view(locked.view(-1)).view(data.shape)
         there_ids = ids.to(device)

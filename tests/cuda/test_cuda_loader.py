@@ -13,7 +13,7 @@ from memfeed.errors import LoaderError
 from memfeed.loading.sources import as_stores
 from memfeed.store.store import with_parts
 from memfeed.testing import TransferContract
-from memfeed.transfer.streams import CudaStreams
+from memfeed.transfer.streams import Streams
 from memfeed.transfer.transfer import StreamTransfer
 from memfeed.transforms import Compose, Normalize, RandomCrop, RandomHorizontalFlip
 from test_placement import sources  # noqa: F401  # a fixture
@@ -31,7 +31,7 @@ class TestPlacements(test_placement.TestContract):
 class TestTransfer(TransferContract):
     @pytest.fixture(params=[1, 3])
     def transfer(self, request):
-        return StreamTransfer(CudaStreams(torch.device("cuda")), {}, staging_buffers=request.param)
+        return StreamTransfer(Streams(torch.device("cuda")), {}, staging_buffers=request.param)
 
 
 @pytest.fixture(autouse=True)

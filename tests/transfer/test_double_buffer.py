@@ -6,7 +6,7 @@ import torch
 import memfeed
 from memfeed import Loader
 from memfeed.transfer import streams
-from memfeed.transfer.streams import CudaStreams, DoubleBuffer, copies_to
+from memfeed.transfer.streams import DoubleBuffer, Streams, copies_to
 from simulated_cuda import simulated
 
 pytestmark = [
@@ -103,7 +103,7 @@ def test_buffers_that_are_dropped_too_early_are_found(path, monkeypatch):
 
 def test_one_buffer_is_filled_while_the_other_is_in_flight():
     with simulated() as machine:
-        streams = CudaStreams(torch.device("cuda"))
+        streams = Streams(torch.device("cuda"))
         target = torch.empty(6, 100, device="cuda")
         source = torch.rand(6, 100)
         torch.cuda.synchronize()

@@ -10,7 +10,7 @@ import torch
 import memfeed.transfer.page_locked as page_locked
 from memfeed import Loader, to_device
 from memfeed.errors import LoaderError
-from memfeed.transfer.streams import CudaStreams
+from memfeed.transfer.streams import Streams
 from memfeed.transfer.transfer import StagingBuffer
 from memfeed.transforms import ColorJitter, Compose, Normalize, RandomCrop, RandomHorizontalFlip, RandomRotation
 from simulated_cuda import simulated
@@ -108,9 +108,9 @@ def unlock_at_once(retired, pid):
 
 
 MUTANTS = {
-    "no record_stream": (CudaStreams, "wait_before_use", without_record_stream, "mapped"),
-    "no wait_event": (CudaStreams, "wait_before_use", without_wait_event, "mapped"),
-    "event on the wrong stream": (CudaStreams, "record_event", event_on_the_callers_stream, "mapped"),
+    "no record_stream": (Streams, "wait_before_use", without_record_stream, "mapped"),
+    "no wait_event": (Streams, "wait_before_use", without_wait_event, "mapped"),
+    "event on the wrong stream": (Streams, "record_event", event_on_the_callers_stream, "mapped"),
     "staging buffer not waited for": (StagingBuffer, "begin", begin_without_waiting, "mapped"),
     "unlocked without waiting, loader dropped in mid-epoch": (
         page_locked, "_give_back", give_back_without_waiting, "pinned"
@@ -318,7 +318,7 @@ class TestPageLocking:
         import mmap
 
         with simulated():
-            streams = CudaStreams(torch.device("cuda"))
+            streams = Streams(torch.device("cuda"))
             locked = streams.allocate_page_locked(1 << 20)
             address = locked.data_ptr()
             pid = os.fork()
@@ -340,7 +340,7 @@ class TestPageLocking:
 
 def test_to_drop_page_locked_memory_waits_for_nothing():
     with simulated() as machine:
-        locked = CudaStreams(torch.device("cuda")).allocate_page_locked(100)
+        locked = Streams(torch.device("cuda")).allocate_page_locked(100)
         del locked
         assert_given_back(machine)
         assert not machine.syncs
@@ -352,7 +352,7 @@ def test_memory_is_unlocked_also_when_to_wait_for_the_device_fails(monkeypatch):
         raise RuntimeError("CUDA error: device-side assert triggered")
 
     with simulated() as machine:
-        streams = CudaStreams(torch.device("cuda"))
+        streams = Streams(torch.device("cuda"))
         with monkeypatch.context() as patch:
             patch.setattr(torch.cuda.Event, "synchronize", fails)
             locked = streams.allocate_page_locked(100)

@@ -9,8 +9,8 @@ memory goes through a buffer of the driver, and the caller waits for each part o
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import AbstractContextManager, contextmanager
-from typing import Any, Protocol
+from contextlib import contextmanager
+from typing import Protocol
 
 import torch
 
@@ -25,60 +25,12 @@ class Event(Protocol):
         """Block until all work queued before the event is done."""
 
 
-class Streams(Protocol):
-    """The operations of a device that `memfeed.transfer.transfer` needs.
+class Streams:
+    """The operations of a CUDA device that `memfeed.transfer.transfer` needs; another device has the same methods.
 
     ``copy``, ``select`` and ``record_event`` only queue work, on a side stream, and are called within
     ``on_side_stream``. The memory that they read must not be written until an event recorded after them is done.
     """
-
-    device: torch.device
-
-    def memory_info(self) -> tuple[int, int]:
-        """Return the free and the total bytes of the device's memory."""
-
-    def device_count(self) -> int:
-        """Return how many such devices the machine has."""
-
-    def allocate_page_locked(self, nbytes: int) -> torch.Tensor:
-        """Return CPU memory, uint8 [nbytes], that the device copies from by itself; ``nbytes`` is 1 or more."""
-
-    def allocate_staging(self, nbytes: int) -> torch.Tensor:
-        """Return CPU memory, uint8 [nbytes], to copy batches from: page-locked where the system can do that."""
-
-    def device_view(self, host: torch.Tensor) -> torch.Tensor:
-        """Return memory from ``allocate_page_locked`` as a tensor of the device, which reads it over the bus.
-
-        Raises RuntimeError where this is not possible.
-        """
-
-    def on_side_stream(self) -> AbstractContextManager[Any]:
-        """Queue the work of the block on the side stream."""
-
-    def copy(self, source: torch.Tensor) -> torch.Tensor:
-        """Return a copy of ``source``, in page-locked or device memory, on the device."""
-
-    def select(self, table: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
-        """Return rows of a device tensor, by an index on the device."""
-
-    def record_event(self) -> Event:
-        """Return an event after all work queued so far."""
-
-    def current_stream(self) -> object:
-        """Return the stream that is current in the calling thread."""
-
-    def record_use(self) -> Event:
-        """Return an event after all work queued so far on the calling thread's current stream."""
-
-    def wait_before_use(self, event: Event, tensors: Iterable[torch.Tensor]) -> None:
-        """Make the calling thread's current stream wait for ``event``, after which it may use ``tensors``.
-
-        The tensors must have been made before the event.
-        """
-
-
-class CudaStreams:
-    """The `Streams` of a CUDA device."""
 
     def __init__(self, device: torch.device) -> None:
         self.device = device if device.index is not None else torch.device("cuda", torch.cuda.current_device())
@@ -89,15 +41,18 @@ class CudaStreams:
         return memory_info(self.device)
 
     def device_count(self) -> int:
-        """Return how many CUDA devices the machine has."""
+        """Return how many such devices the machine has."""
         return torch.cuda.device_count()
 
     def allocate_page_locked(self, nbytes: int) -> torch.Tensor:
-        """Return page-locked memory, uint8 [nbytes]; see `lock_pages` for what is raised."""
+        """Return CPU memory, uint8 [nbytes], that the device copies from by itself; ``nbytes`` is 1 or more.
+
+        See `lock_pages` for what is raised.
+        """
         return lock_pages(nbytes, self._side)
 
     def allocate_staging(self, nbytes: int) -> torch.Tensor:
-        """Return memory to copy batches from; see `Streams.allocate_staging`.
+        """Return CPU memory, uint8 [nbytes], to copy batches from: page-locked where the system can do that.
 
         Where CUDA cannot lock memory of ours, it is torch's page-locked memory, then memory that is not locked.
         """
@@ -117,7 +72,10 @@ class CudaStreams:
         return memory
 
     def device_view(self, host: torch.Tensor) -> torch.Tensor:
-        """Return page-locked memory as a tensor of the device; see `Streams.device_view`."""
+        """Return memory from ``allocate_page_locked`` as a tensor of the device, which reads it over the bus.
+
+        Raises RuntimeError where this is not possible.
+        """
         with torch.cuda.device(self.device):
             view = torch.as_tensor(_CudaArray(host), device=self.device)
         if view.data_ptr() != host.data_ptr():
@@ -134,12 +92,8 @@ class CudaStreams:
         with torch.cuda.device(self.device), torch.cuda.stream(self._side):
             yield
 
-    def current_stream(self) -> object:
-        """Return the stream that is current in the calling thread."""
-        return torch.cuda.current_stream(self.device)
-
     def copy(self, source: torch.Tensor) -> torch.Tensor:
-        """Return a copy of ``source`` on the device."""
+        """Return a copy of ``source``, in page-locked or device memory, on the device."""
         return torch.empty_like(source, device=self.device).copy_(source, non_blocking=True)
 
     def select(self, table: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
@@ -148,19 +102,27 @@ class CudaStreams:
 
     def record_event(self) -> Event:
         """Return an event after all work queued on the side stream so far."""
-        # blocking: a thread that waits for it sleeps, and leaves its core to the gather
-        event: Event = torch.cuda.Event(blocking=True)  # type: ignore[no-untyped-call]
-        event.record(self._side)  # type: ignore[attr-defined]
-        return event
+        return self._event_on(self._side)
+
+    def current_stream(self) -> object:
+        """Return the stream that is current in the calling thread."""
+        return torch.cuda.current_stream(self.device)
 
     def record_use(self) -> Event:
         """Return an event after all work queued so far on the calling thread's current stream."""
+        return self._event_on(torch.cuda.current_stream(self.device))
+
+    def _event_on(self, stream: torch.cuda.Stream) -> Event:
+        # blocking: a thread that waits for it sleeps, and leaves its core to the gather
         event: Event = torch.cuda.Event(blocking=True)  # type: ignore[no-untyped-call]
-        event.record(torch.cuda.current_stream(self.device))  # type: ignore[attr-defined]
+        event.record(stream)  # type: ignore[attr-defined]
         return event
 
     def wait_before_use(self, event: Event, tensors: Iterable[torch.Tensor]) -> None:
-        """Make the calling thread's current stream wait for ``event``; see `Streams.wait_before_use`."""
+        """Make the calling thread's current stream wait for ``event``, after which it may use ``tensors``.
+
+        The tensors must have been made before the event.
+        """
         stream = torch.cuda.current_stream(self.device)
         stream.wait_event(event)  # type: ignore[arg-type]
         for tensor in tensors:
@@ -194,7 +156,7 @@ def memory_info(device: torch.device) -> tuple[int, int]:
 
 def streams_of(device: torch.device | None) -> Streams | None:
     """Return the streams of a CUDA device; None for the CPU, MPS and XPU, where batches are moved without streams."""
-    return CudaStreams(device) if device is not None and device.type == "cuda" else None
+    return Streams(device) if device is not None and device.type == "cuda" else None
 
 
 # a copy below this size is over before two buffers are locked
@@ -252,7 +214,7 @@ def copies_to(device: torch.device, streams: Streams | None = None) -> Iterator[
         yield torch.Tensor.copy_
         return
     with torch.cuda.device(device):  # to wait for an event makes a context on the current device
-        buffer = DoubleBuffer(streams or CudaStreams(device))
+        buffer = DoubleBuffer(streams or Streams(device))
         try:
             yield buffer.copy
         finally:
