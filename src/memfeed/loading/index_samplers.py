@@ -235,9 +235,8 @@ class RowSampler:
     samplers read at each pass cannot be changed: assigning it raises LoaderError.
     """
 
-    data_source: Any
-    _rows: RowOrder
-    _clock: EpochClock
+    def __init__(self, data_source: Any, rows: RowOrder, clock: EpochClock) -> None:
+        self.data_source, self._rows, self._clock = data_source, rows, clock
 
     def __setattr__(self, name: str, value: Any) -> None:
         if name in FIXED and self.__dict__.get(name, value) is not value:
@@ -286,16 +285,12 @@ class ShuffledSampler(RowSampler, RandomSampler):
     """The order of ``shuffle=True``. Frameworks take a RandomSampler for a loader that shuffles."""
 
     def __init__(self, data_source: Any, rows: RowOrder, clock: EpochClock) -> None:
-        # not RandomSampler's own: it refuses a dataset without rows
-        self.data_source, self.replacement, self._num_samples = data_source, False, None
-        self._rows, self._clock = rows, clock
+        super().__init__(data_source, rows, clock)  # not RandomSampler's own: it refuses a dataset without rows
+        self.replacement, self._num_samples = False, None
 
 
 class OrderedSampler(RowSampler, SequentialSampler):
     """The order of ``shuffle=False``. Frameworks take a SequentialSampler for a loader that does not shuffle."""
-
-    def __init__(self, data_source: Any, rows: RowOrder, clock: EpochClock) -> None:
-        self.data_source, self._rows, self._clock = data_source, rows, clock
 
     @property
     def generator(self) -> torch.Generator | None:
@@ -313,15 +308,13 @@ class MixedSampler(RowSampler, Sampler[int]):
     It is no RandomSampler: frameworks replace that by an order of their own, which would lose blocks, weights, pieces.
     """
 
-    def __init__(self, data_source: Any, rows: RowOrder, clock: EpochClock) -> None:
-        self.data_source, self._rows, self._clock = data_source, rows, clock
-
 
 class LengthBatchSampler(RowSampler, Sampler[Any]):
     """The batch sampler that such a loader shows: lists of row numbers, the very batches that the loader reads."""
 
     def __init__(self, batches: BatchOrder, clock: EpochClock) -> None:
-        self.data_source, self._rows, self._clock, self._batches = batches.store, batches.rows, clock, batches
+        super().__init__(batches.store, batches.rows, clock)
+        self._batches = batches
 
     def __iter__(self) -> Iterator[Any]:
         epoch, position = self._begin_pass()

@@ -153,8 +153,7 @@ class EpochClock:
         self._draws, self._is_outdated = 0, False  # outdated: the generator was replaced, so a new seed must be drawn
         self.epoch = 0  # of the newest pass, or what set_epoch was given after it started
         self.was_set = self.was_loaded = False  # whether set_epoch, or a state, named the next epoch
-        self._next = 0
-        self._resume: tuple[int, Position | None] | None = None
+        self.next: tuple[int, Position | None] = (0, None)  # the epoch and the position that the next pass starts with
         self._at_end, self._offset, self._is_lent = False, 0, False
         self._shared: torch.Tensor | None = None
 
@@ -169,24 +168,23 @@ class EpochClock:
             number = -1
         if not 0 <= number < 1 << 63:
             raise LoaderError(f"found epoch {brief(epoch)}; expected 0 to 2**63 - 1, an int")
-        epoch = number
-        if self._resume is None or self._resume[0] != epoch:
-            self._resume = None
-        self._next = self.epoch = epoch
+        if self.next[0] != number:
+            self.next = (number, None)
+        self.epoch = number
         self.was_loaded, self.was_set = False, True
-        self._share(epoch)
+        self._share(number)
 
     def begin_at(self, epoch: int) -> None:
         """Start the first pass at ``epoch``, unless somebody sets another one before it."""
-        self._next = self.epoch = epoch
+        self.next, self.epoch = (epoch, None), epoch
 
     def set_sampler_epoch(self, epoch: int) -> None:
         """Do the same for a framework that calls the sampler, and may count epochs in its own way after a resume."""
-        resume = self._resume if self.was_loaded else None
-        if resume is not None and epoch != resume[0] and not (self._at_end and epoch > resume[0]):
-            self._offset = resume[0] - epoch
+        loaded, _ = self.next
+        if self.was_loaded and epoch != loaded and not (self._at_end and epoch > loaded):
+            self._offset = loaded - epoch
             print(
-                f"memfeed: the sampler was set to epoch {epoch} after a state of epoch {resume[0]} was loaded; "
+                f"memfeed: the sampler was set to epoch {epoch} after a state of epoch {loaded} was loaded; "
                 f"{self._offset} is added to this and later epochs",
                 file=sys.stderr,
             )
@@ -194,7 +192,7 @@ class EpochClock:
 
     def load(self, epoch: int, position: Position | None, *, at_end: bool) -> None:
         """Continue ``epoch`` after ``position`` in the next pass; ``at_end``: nothing may be left of the epoch."""
-        self._resume, self._next, self.epoch = (epoch, position), epoch, epoch
+        self.next, self.epoch = (epoch, position), epoch
         self.was_loaded, self._at_end, self._offset = True, at_end, 0
 
     def load_seed(self, seed: int | None) -> None:
@@ -220,14 +218,9 @@ class EpochClock:
             )
         self._generator, self._is_outdated = generator, True
 
-    @property
-    def next(self) -> tuple[int, Position | None]:
-        """The epoch and the position that the next pass starts with."""
-        return (self._next, None) if self._resume is None else self._resume
-
     def move(self, position: Position | None) -> None:
         """Start the next pass after ``position`` of its epoch."""
-        self._resume = (self.next[0], position)
+        self.next = (self.next[0], position)
 
     def start(self, world_size: int) -> tuple[int, Position | None]:
         """Start a pass: return its epoch and position, and draw the seed if there is none yet."""
@@ -240,7 +233,7 @@ class EpochClock:
                 "run; to go on with one, pass the same seed= in both, or call load_state_dict"
             )
         self.resolve_seed(world_size)
-        self._resume, self.epoch, self._next = None, epoch, epoch + 1
+        self.next, self.epoch = (epoch + 1, None), epoch
         self.was_loaded = self.was_set = False
         return epoch, position
 

@@ -226,7 +226,8 @@ def _require_equal_windows(one: Store, other: Store) -> None:
 
 def watched(store: Store, source: Any) -> Store:
     """Return ``store``, which is made of ``source``, such that its ``check_dataset`` compares the source too."""
-    change, before = _watch(source), store._backing.check_dataset
+    change = _watch_indices(source) if isinstance(source, Subset) else _watch_columns(source)
+    before = store._backing.check_dataset
 
     def check_dataset(backing: Backing) -> None:
         before(backing)
@@ -239,12 +240,8 @@ def watched(store: Store, source: Any) -> Store:
     return with_parts(store, check_dataset=check_dataset)
 
 
-def _watch(source: Any) -> Callable[[], str]:
-    """Return a function that says what has changed in ``source`` since; "" for nothing."""
-    return _watch_indices(source) if isinstance(source, Subset) else _watch_columns(source)
-
-
 def _watch_indices(subset: Subset[Any]) -> Callable[[], str]:
+    """Return a function that says what has changed in ``subset`` since; "" for nothing."""
     dataset, indices = subset.dataset, subset.indices
     kept = _copied(indices)
 
@@ -277,6 +274,7 @@ def _array(indices: Any) -> Any:
 
 
 def _watch_columns(source: Any) -> Callable[[], str]:
+    """Return a function that says which columns have changed since; "" for none."""
     held = dict(_parts(source))  # alive, so that nothing else gets their memory
     before = {path: _memory(part) for path, part in held.items()}
 

@@ -37,19 +37,6 @@ class StatefulError(SplitError):
     """Samples differ when they are read again, though nothing draws."""
 
 
-@dataclass(frozen=True, eq=False)
-class Samples:
-    """How some samples of a dataset depend on the generators.
-
-    Args:
-        is_random: samples differ under other seeds.
-        loose: the generators that reads moved and that the dataset did not seed itself.
-    """
-
-    is_random: bool
-    loose: set[int]
-
-
 @dataclass
 class Proof:
     """The whole samples, under several seeds each, on which a cut was proven.
@@ -77,8 +64,10 @@ def rows_to_prove(length: int) -> list[int]:
     return random.Random(length).sample(range(length), min(length, ROWS))
 
 
-def look(dataset: Any, rows: Sequence[int], generators: Generators, *, at_once: bool) -> Samples:
+def look(dataset: Any, rows: Sequence[int], generators: Generators, *, at_once: bool) -> tuple[bool, set[int]]:
     """Read samples under several seeds. The generators are left as the last reading did.
+
+    Return whether samples differ, and the generators that reads moved and that the dataset did not seed itself.
 
     `at_once` returns after the first sample that is random, or that drew.
     """
@@ -100,7 +89,7 @@ def look(dataset: Any, rows: Sequence[int], generators: Generators, *, at_once: 
             # a dataset that seeds a generator itself leaves it in one state, whatever the seed was before
             loose |= generators.moved(begin, end) & generators.moved(first_end, end)
         done.append(index)
-    return Samples(is_random, loose)
+    return is_random, loose
 
 
 def prove(
@@ -130,16 +119,14 @@ def prove(
     generators = Generators(dataset, *(place.value for place in places))
     states = generators.save()
     try:
-        samples = look(dataset, rows, generators, at_once=True)
-        is_fixed = not samples.is_random and not samples.loose
-        if is_fixed and not cuts_fixed:
+        if not any(look(dataset, rows, generators, at_once=True)) and not cuts_fixed:
             return None
         if generators.is_twice(states, range(len(states))):
             _require_apart(dataset, rows, generators, states)
         cut = Cut(dataset, places, generators, rows)
         if not cut.drawing():
-            samples = look(dataset, rows, generators, at_once=False)
-            if samples.is_random or not samples.loose <= cut.tossed:
+            is_random, loose = look(dataset, rows, generators, at_once=False)
+            if is_random or not loose <= cut.tossed:
                 raise _not_drawn(dataset, generators, rows)
             if not cuts_fixed:
                 return None
@@ -167,7 +154,7 @@ def _require_apart(dataset: Any, rows: Sequence[int], generators: Generators, st
 
     Those of which one draws more often than the other are soon apart, such as the two of each random step of MONAI.
     """
-    loose = look(dataset, rows, generators, at_once=False).loose
+    _, loose = look(dataset, rows, generators, at_once=False)
     generators.restore(states)
     started = time.monotonic()
     for done, index in enumerate(rows):
