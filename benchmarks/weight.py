@@ -29,7 +29,7 @@ import memfeed.transforms as T
 from measure import cpu_seconds, in_turns, medians, parser, ratio, write
 from memfeed.random import Keys
 from memfeed.system.buffers import Fresh
-from memfeed.transforms.backends.cpu import fused
+from memfeed.transforms.backends.passes import fused
 
 SIDE, LARGER = 224, 256
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)

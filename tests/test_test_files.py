@@ -16,7 +16,6 @@ WITHOUT_RULES = {
     "cli/cache_command.py": "arguments of one command: tests/cli/test_cli.py runs it",
     "cli/commands.py": "arguments of the other commands: tests/cli/test_cli.py runs them",
     "store/row_supply.py": "a protocol",
-    "transforms/backends/gpu.py": "one import, which tests/cuda/test_cuda_kernel.py needs a GPU for",
 }
 """Modules of definitions alone, and what uses them."""
 
@@ -33,7 +32,7 @@ OTHER_NAMES = {
     "remote/connections.py": "remote/test_redirects.py",
     "transfer/streams.py": "transfer/test_streams_on_simulated_cuda.py",
     "transforms/backends/color_loops.py": "transforms/test_compiled_passes.py",
-    "transforms/backends/cpu.py": "transforms/test_planning.py",
+    "transforms/backends/passes.py": "transforms/test_planning.py",
     "transforms/backends/lanes.py": "transforms/test_compiled_passes.py",
     "transforms/backends/loops.py": "transforms/test_compiled_passes.py",
     "transforms/backends/sampling.py": "transforms/test_kernel.py",

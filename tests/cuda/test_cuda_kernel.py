@@ -7,7 +7,7 @@ from hypothesis import HealthCheck, given, settings
 import memfeed.transforms as T
 from kernel_cases import LAYOUTS, cases, check, images
 from memfeed.random import Keys
-from memfeed.transforms.backends.gpu import gpu_kernel
+from memfeed.transforms.backends.passes import gpu_kernel
 from resample_cases import sampled_cases, share_apart
 
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)

@@ -59,7 +59,9 @@ def device(monkeypatch):
             yield decoded
 
     monkeypatch.setattr(nvjpeg, "decoder", lambda: decode)
-    monkeypatch.setattr("memfeed.transforms.backends.gpu.gpu_kernel", lambda device: None)  # Triton needs a real device
+    monkeypatch.setattr(
+        "memfeed.transforms.backends.passes.gpu_kernel", lambda device: None
+    )  # Triton needs a real device
     return device
 
 

@@ -26,7 +26,7 @@ PLACEMENTS = ["mapped", "pinned", "device"]
 
 @pytest.fixture(autouse=True)
 def _without_compilers(monkeypatch):
-    monkeypatch.setattr("memfeed.transforms.backends.gpu.gpu_kernel", lambda device: None)
+    monkeypatch.setattr("memfeed.transforms.backends.passes.gpu_kernel", lambda device: None)
 
 
 def data(bad=None, dtype=torch.int64):

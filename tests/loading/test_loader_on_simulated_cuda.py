@@ -26,7 +26,9 @@ pytestmark = [
 def _cannot_be_simulated(request, monkeypatch):
     if "backward" in request.node.name:
         pytest.skip("autograd's threads ask the driver for the device, which is not simulated")
-    monkeypatch.setattr("memfeed.transforms.backends.gpu.gpu_kernel", lambda device: None)  # Triton needs a real device
+    monkeypatch.setattr(
+        "memfeed.transforms.backends.passes.gpu_kernel", lambda device: None
+    )  # Triton needs a real device
 
 
 def seed_of(test):

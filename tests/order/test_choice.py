@@ -12,7 +12,6 @@ from memfeed.order.choice import (
     mixed_orders,
     mixed_rows,
     orders_of,
-    piece_orders,
 )
 from memfeed.order.orders import WINDOW_BLOCKS, BlockOrder, Sequential, Shuffled
 from memfeed.order.pieces import RankCut, RankPieces
@@ -75,14 +74,14 @@ def test_the_order_that_shuffle_names(shuffle, expected):
 
 @pytest.mark.parametrize("shuffle", [False, True, Blocks(7)])
 def test_one_piece_has_the_order_of_a_store_in_one(shuffle):
-    whole, one = orders_of(N, shuffle, 5, 7), piece_orders(N, shuffle, 5, 7, RankCut(1, 1))
+    whole, one = orders_of(N, shuffle, 5, 7), orders_of(N, shuffle, 5, 7, RankCut(1, 1))
     assert [rows(one(epoch)) for epoch in (0, 1)] == [rows(whole(epoch)) for epoch in (0, 1)]
 
 
 @pytest.mark.parametrize("shuffle", [False, True, Blocks(3)])
 def test_several_pieces_have_the_orders_of_their_ranks(shuffle):
     cut = RankCut(4, 2)
-    orders = piece_orders(N, shuffle, 5, 3, cut)
+    orders = orders_of(N, shuffle, 5, 3, cut)
     for epoch in (0, 1):
         expected = RankPieces(
             N, 5, epoch, shuffle=bool(shuffle), in_blocks=isinstance(shuffle, Blocks), block_rows=3, cut=cut

@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from memfeed.order import pieces
-from memfeed.order.choice import Blocks, piece_orders
+from memfeed.order.choice import Blocks, orders_of
 from memfeed.order.orders import Shuffled
 from memfeed.order.pieces import RankCut, RankPieces, RankShards
 
@@ -56,7 +56,7 @@ def test_pieces_are_others_in_each_epoch_and_for_each_seed():
 
 
 def test_one_piece_is_the_order_without_pieces():
-    one = piece_orders(100, True, 7, 4, RankCut(1, 8))(3)
+    one = orders_of(100, True, 7, 4, RankCut(1, 8))(3)
     assert one(0, 100).tolist() == Shuffled(100, 7, 3)(0, 100).tolist()
 
 

@@ -176,7 +176,7 @@ class TestCosts:
 
     def test_parameters_of_transforms_cross_without_synchronisation(self, monkeypatch):
         monkeypatch.setattr(
-            "memfeed.transforms.backends.gpu.gpu_kernel", lambda device: None
+            "memfeed.transforms.backends.passes.gpu_kernel", lambda device: None
         )  # the path without Triton
         augment = Compose([
             RandomCrop(12, padding=2), RandomHorizontalFlip(), ColorJitter(0.2, 0.2, 0.2, 0.1), RandomRotation(20),
@@ -202,7 +202,7 @@ class TestDevices:
                 assert machine.contexts == {1}
 
     def test_calls_by_hand_make_no_context_on_another_device(self, monkeypatch):
-        monkeypatch.setattr("memfeed.transforms.backends.gpu.gpu_kernel", lambda device: None)
+        monkeypatch.setattr("memfeed.transforms.backends.passes.gpu_kernel", lambda device: None)
         augment = Compose(
             [RandomCrop(12, padding=2), ColorJitter(0.2), RandomRotation(20), Normalize([0.5] * 3, [1] * 3)]
         )

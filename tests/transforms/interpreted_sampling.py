@@ -109,7 +109,7 @@ def test_launches(monkeypatch, case, ways):
     for n in (1, 3):
         images = pictures(n, 3, 16, 14)
         with simulated(seed) as machine, monkeypatch.context() as patch:
-            patch.setattr("memfeed.transforms.backends.gpu.gpu_kernel", lambda device: kernel)
+            patch.setattr("memfeed.transforms.backends.passes.gpu_kernel", lambda device: kernel)
             for owner, name in ((sampling_kernels, "resize"), (sampling_kernels, "warp"), (kernel, "_kernel")):
                 patch.setattr(owner, name, Queued(getattr(owner, name), machine))
             there = images.to("cuda")
@@ -132,7 +132,7 @@ def test_images_on_another_device_than_the_current_one(monkeypatch, part):
     images = pictures(3, 3, 16, 14)
     transform = Compose([part, NORMALIZE])
     with simulated() as machine, monkeypatch.context() as patch:
-        patch.setattr("memfeed.transforms.backends.gpu.gpu_kernel", lambda device: kernel)
+        patch.setattr("memfeed.transforms.backends.passes.gpu_kernel", lambda device: kernel)
         for owner, name in ((sampling_kernels, "resize"), (sampling_kernels, "warp"), (kernel, "_kernel")):
             patch.setattr(owner, name, Queued(getattr(owner, name), machine))
         got = transform.apply(images.to("cuda:1"), keys(3))
@@ -157,7 +157,7 @@ def test_launches_of_images_of_several_sizes(monkeypatch, case, layout):
     transform = Compose(parts, memory_format=layout)
     images = [pictures(1, 3, 10 + n % 3, 14 - n % 4, seed=n)[0] for n in range(4)]
     with simulated() as machine, monkeypatch.context() as patch:
-        patch.setattr("memfeed.transforms.backends.gpu.gpu_kernel", lambda device: kernel)
+        patch.setattr("memfeed.transforms.backends.passes.gpu_kernel", lambda device: kernel)
         for name in ("resize", "warp"):
             patch.setattr(sampling_kernels, name, Queued(getattr(sampling_kernels, name), machine))
         there = [image.to("cuda") for image in images]
@@ -192,7 +192,7 @@ def test_masks_take_the_kernel(monkeypatch, part, dtype):
     transform, batch = Compose([part], on=["image", "mask"]), {"image": pictures(5, 3, 16, 14)}
     batch["mask"] = torch.randint(0, 2, (5, 16, 14)).to(dtype)
     with simulated() as machine, monkeypatch.context() as patch:
-        patch.setattr("memfeed.transforms.backends.gpu.gpu_kernel", lambda device: kernel)
+        patch.setattr("memfeed.transforms.backends.passes.gpu_kernel", lambda device: kernel)
         for owner, name in ((sampling_kernels, "resize"), (sampling_kernels, "warp"), (kernel, "_kernel")):
             patch.setattr(owner, name, Queued(getattr(owner, name), machine))
         there = {name: value.to("cuda") for name, value in batch.items()}

@@ -33,7 +33,7 @@ from memfeed.transforms import (
     Window,
 )
 from memfeed.transforms.backends import compiled_passes
-from memfeed.transforms.backends.cpu import fused
+from memfeed.transforms.backends.passes import fused
 from memfeed.transforms.params.value_changes import Affine
 from resample_cases import LAYOUTS, affines, batches, integers, resized, windows
 
@@ -61,7 +61,7 @@ def heads(loops, monkeypatch):
         return head
 
     monkeypatch.setattr(compiled_passes, "LOOPS", loops)
-    monkeypatch.setattr("memfeed.transforms.backends.cpu.head_of", noted)
+    monkeypatch.setattr("memfeed.transforms.backends.passes.head_of", noted)
     return found
 
 

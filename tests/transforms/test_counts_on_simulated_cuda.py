@@ -62,7 +62,7 @@ VOLUMES = [
 
 @pytest.fixture(autouse=True)
 def _without_compilers(monkeypatch):
-    monkeypatch.setattr("memfeed.transforms.backends.gpu.gpu_kernel", lambda device: None)
+    monkeypatch.setattr("memfeed.transforms.backends.passes.gpu_kernel", lambda device: None)
     monkeypatch.setattr(values, "COMPILED_ON", ())
 
 

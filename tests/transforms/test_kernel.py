@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from memfeed.transforms.backends import gpu
+from memfeed.transforms.backends import passes
 
 needs_triton = pytest.mark.skipif(find_spec("triton") is None, reason="needs Triton, which comes with torch for CUDA")
 HERE = Path(__file__).parent
@@ -116,12 +116,12 @@ def test_they_compile_for_three_architectures(tmp_path, all_cases):
 
 
 def test_without_triton(monkeypatch):
-    monkeypatch.setattr(gpu, "find_spec", lambda name: None)
-    assert gpu.gpu_kernel.__wrapped__(torch.device("cuda")) is None
+    monkeypatch.setattr(passes, "find_spec", lambda name: None)
+    assert passes.gpu_kernel.__wrapped__(torch.device("cuda")) is None
 
 
 @needs_triton
 @pytest.mark.skipif(torch.cuda.is_available(), reason="is about a machine where Triton fails, and this one has a GPU")
 def test_where_triton_does_not_work():
     with pytest.warns(UserWarning, match=r"Triton does not work on cuda \(.*one by one.*C compiler"):
-        assert gpu.gpu_kernel.__wrapped__(torch.device("cuda")) is None
+        assert passes.gpu_kernel.__wrapped__(torch.device("cuda")) is None

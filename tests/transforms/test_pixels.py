@@ -139,8 +139,8 @@ AUGMENT = {
 @pytest.mark.parametrize("augment", AUGMENT)
 @pytest.mark.parametrize("is_list", [False, True])
 def test_threads_share_a_batch(augment, is_list, monkeypatch):
-    monkeypatch.setattr("memfeed.transforms.backends.cpu.PART_BYTES", 1)
-    monkeypatch.setattr("memfeed.transforms.backends.cpu.CACHED_BYTES", 3 * 20 * 20 * 4 * 3)
+    monkeypatch.setattr("memfeed.transforms.backends.passes.PART_BYTES", 1)
+    monkeypatch.setattr("memfeed.transforms.backends.passes.CACHED_BYTES", 3 * 20 * 20 * 4 * 3)
     images = pictures(37, 3, 30, 28)
     if is_list:
         images = [image[:, : 24 + at % 5] for at, image in enumerate(images)]

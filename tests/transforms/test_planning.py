@@ -200,7 +200,7 @@ def test_a_transform_that_takes_milliseconds_takes_all_threads(count, is_heavy, 
     """Their number is not measured then: a comparison let one thread win where two took half the time."""
     parts = []
     monkeypatch.setattr(
-        "memfeed.transforms.backends.cpu.share",
+        "memfeed.transforms.backends.passes.share",
         lambda rows, fill, **options: (fill(0, rows), parts.append((rows, options["is_heavy"]))),
     )
     augment(224).apply(photos(count, 3, 224, 224), keys(count))  # [3, 224, 224] of float32 are 0.6 MiB

@@ -81,7 +81,7 @@ NORMALIZE = Normalize((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
 )
 @pytest.mark.parametrize("seed", [None, 1])
 def test_launches_do_not_depend_on_the_batch(monkeypatch, parts, most, seed):
-    monkeypatch.setattr("memfeed.transforms.backends.gpu.gpu_kernel", lambda device: None)
+    monkeypatch.setattr("memfeed.transforms.backends.passes.gpu_kernel", lambda device: None)
     transform, launches = Compose(parts), []
     for n in (2, 13, 24):
         images = pictures(n, 3, 24, 20)

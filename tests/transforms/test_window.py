@@ -7,7 +7,7 @@ from image_batches import keys, params, photos, pictures
 
 from memfeed.errors import TransformError
 from memfeed.transforms import CenterCrop, Compose, RandomCrop, RandomHorizontalFlip, RandomVerticalFlip, Window
-from memfeed.transforms.backends.cpu import fused
+from memfeed.transforms.backends.passes import fused
 
 
 def test_crops_and_flips_are_torchvisions(functional):

@@ -20,7 +20,7 @@ from memfeed.loading.position import EpochClock, Position, rows_before
 from memfeed.loading.ranks import joined_world_size
 from memfeed.loading.samplers import parts_of
 from memfeed.order.buckets import WINDOW_BATCHES, LengthBatches, enough_batches
-from memfeed.order.choice import Blocks, Shuffle, mixed_orders, orders_of, piece_orders
+from memfeed.order.choice import Blocks, Shuffle, mixed_orders, orders_of
 from memfeed.order.orders import EpochOrders
 from memfeed.order.pieces import RankCut
 from memfeed.random import derive
@@ -99,10 +99,8 @@ class RowOrder:
     def orders(self, seed: int, cut: RankCut | None = None) -> EpochOrders:
         """Return the order of each epoch under ``seed``, cut into pieces if need be."""
         if self._made is None or self._made[0] != (seed, cut):
-            if cut is not None:
-                made = piece_orders(self.row_count, self.shuffle, seed, self.block_rows, cut)
-            elif self.counts is None:
-                made = orders_of(self.row_count, self.shuffle, seed, self.block_rows)
+            if cut is not None or self.counts is None:
+                made = orders_of(self.row_count, self.shuffle, seed, self.block_rows, cut)
             else:
                 made = mixed_orders(self.sizes, self.counts, self.shuffle, seed, self.block_rows)
             self._made = (seed, cut), made

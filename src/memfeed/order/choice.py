@@ -157,18 +157,13 @@ def mixed_rows(shuffle: Shuffle, n: int, block_rows: int, chunk_rows: int) -> in
     return n if shuffle else 0
 
 
-def orders_of(n: int, shuffle: Shuffle, seed: int, block_rows: int) -> EpochOrders:
-    """Return the orders of ``n`` rows, by epoch."""
-    if isinstance(shuffle, Blocks):
-        return EpochOrders(lambda epoch: BlockOrder(n, seed, epoch, block_rows), None)
-    return EpochOrders(partial(Shuffled, n, seed), n) if shuffle else EpochOrders(lambda epoch: Sequential(n), None)
-
-
-def piece_orders(n: int, shuffle: Shuffle, seed: int, block_rows: int, cut: RankCut) -> EpochOrders:
-    """Return the orders of ``n`` rows that are cut into pieces; those of one piece are `orders_of`."""
-    if cut.pieces == 1:
-        return orders_of(n, shuffle, seed, block_rows)
+def orders_of(n: int, shuffle: Shuffle, seed: int, block_rows: int, cut: RankCut | None = None) -> EpochOrders:
+    """Return the orders of ``n`` rows, by epoch, cut into pieces if need be: those of one piece are not cut."""
     in_blocks = isinstance(shuffle, Blocks)
+    if cut is None or cut.pieces == 1:
+        if in_blocks:
+            return EpochOrders(lambda epoch: BlockOrder(n, seed, epoch, block_rows), None)
+        return EpochOrders(partial(Shuffled, n, seed), n) if shuffle else EpochOrders(lambda epoch: Sequential(n), None)
 
     def make(epoch: int) -> Order:
         return RankPieces(n, seed, epoch, shuffle=bool(shuffle), in_blocks=in_blocks, block_rows=block_rows, cut=cut)

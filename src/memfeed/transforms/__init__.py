@@ -6,9 +6,8 @@ The names are those of torchvision. Neighbours in a Compose are fused: as few pa
 from memfeed.transforms.compose import Compose
 from memfeed.transforms.decode import Decode
 from memfeed.transforms.mix import CutMix, MixUp
-from memfeed.transforms.ops.color import ColorJitter, RandomGrayscale
+from memfeed.transforms.ops.color import ColorJitter, RandomErasing, RandomGrayscale
 from memfeed.transforms.ops.crop import CenterCrop, RandomCrop, RandomFlip, RandomHorizontalFlip, RandomVerticalFlip
-from memfeed.transforms.ops.erase import RandomErasing
 from memfeed.transforms.ops.resize import RandomResizedCrop, Resize
 from memfeed.transforms.ops.rotate import RandomAffine, RandomRotation
 from memfeed.transforms.ops.values import Normalize, Pointwise, ToDtype

@@ -21,8 +21,7 @@ import torch
 
 from memfeed.errors import TransformError
 from memfeed.schema.jagged import RaggedList, RowViews, jagged_tensor, ragged_dim_of
-from memfeed.transforms.backends.cpu import fused
-from memfeed.transforms.backends.gpu import kernel_for
+from memfeed.transforms.backends.passes import fused, kernel_for
 from memfeed.transforms.batch_fields import BatchField
 from memfeed.transforms.operation import Operation
 from memfeed.transforms.params.geometry import Geometry, of_points

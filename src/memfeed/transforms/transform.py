@@ -18,8 +18,7 @@ from memfeed.schema.fields import Schema
 from memfeed.schema.jagged import RaggedList, RowViews
 from memfeed.schema.names import Path
 from memfeed.system.buffers import Allocator
-from memfeed.transforms.backends.cpu import fused
-from memfeed.transforms.backends.gpu import kernel_for
+from memfeed.transforms.backends.passes import fused, kernel_for
 from memfeed.transforms.batch_fields import (
     BatchField,
     GivenNames,

@@ -1,19 +1,23 @@
-"""The fused CPU path: each image goes through all changes, and into the output, while it is in the cache of one core.
+"""The fused path: a Triton kernel, if it works on the GPU of the images, and what the CPU does.
 
-Images are shared among threads; see `memfeed.system.share`. Where numba is installed, compiled loops crop, resize and
-flip bytes; see `compiled`. The functions here call torch for each image, and give the same values.
+There each image goes through all changes, and into the output, while it is in the cache of one core. Images are shared
+among threads; see `memfeed.system.share`. Where numba is installed, compiled loops crop, resize and flip bytes; see
+`compiled_passes`. The functions here call torch for each image, and give the same values.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from functools import partial
+from functools import cache, partial
+from importlib.util import find_spec
+from types import ModuleType
 
 import torch
 
 from memfeed.schema.jagged import RowViews
 from memfeed.system.buffers import Allocator, Pool
+from memfeed.system.messages import warn
 from memfeed.system.share import RowsFunction, share
 from memfeed.transforms.backends.compiled_passes import Head, change_one, head_of
 from memfeed.transforms.params.geometry import Imagewise, Warped
@@ -173,3 +177,33 @@ def _allocate(
         return allocator.allocate(shape, dtype)
     n, c, *size = shape
     return allocator.allocate((n, *size, c), dtype).movedim(-1, 1)
+
+
+def kernel_for(images: torch.Tensor | list[torch.Tensor]) -> ModuleType | None:
+    """Return the module `kernel` if it takes these images, on a CUDA device where Triton works.
+
+    It takes a batch [n, c, h, w], and a list of images [c, h, w].
+    """
+    first, dims = (images[0], 3) if isinstance(images, list) else (images, 4)
+    return gpu_kernel(first.device) if first.device.type == "cuda" and first.ndim == dims else None
+
+
+@cache
+def gpu_kernel(device: torch.device) -> ModuleType | None:
+    """Return the module `kernel` if it runs on `device`. Return None without Triton, or with a warning if it fails.
+
+    Triton is imported here and not before, because the import is slow and the CPU path does not need it.
+    """
+    if find_spec("triton") is None:
+        return None
+    try:
+        from memfeed.transforms.backends import kernel
+
+        kernel.launch(torch.zeros(1, 1, 1, 1, device=device), None, Affine(torch.float16), torch.contiguous_format)
+    except Exception as error:  # any kind: from Triton, from a compiler that it calls, from the driver
+        warn(
+            f"Triton does not work on {device} ({type(error).__name__}: {error}); expected to compile the kernel of "
+            "memfeed.transforms with it; transforms run there one by one, which is slower; Triton needs a C compiler"
+        )
+        return None
+    return kernel
