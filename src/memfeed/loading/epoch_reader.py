@@ -169,13 +169,6 @@ class EpochReader:
         agree(store, settings, shards, reads, failure, in_ram)
         return placements
 
-    def _plan_of_epoch(self, epoch: int, seed: int, shards: RankShards, position: Position | None) -> LoadPlan:
-        """Return how the batches of an epoch are made: a packed store gets a new order if the loader shuffles."""
-        plan = self.prepare_epoch(epoch, seed, shards, position)
-        if self._settings.has_own_order and (columns := self._documents.columns(plan.placement.columns, epoch, seed)):
-            plan = self.plan = with_columns(plan, self._store, columns)
-        return plan
-
     def _make_plan(self, placements: Sequence[ColumnPlacement]) -> LoadPlan:
         rows = None
         if self._piece is not None:
@@ -249,13 +242,15 @@ class EpochReader:
     def _groups(
         self, epoch: int, seed: int, shards: RankShards, position: Position | None, failed: int
     ) -> Iterator[BatchGroup]:
-        plan = self._plan_of_epoch(epoch, seed, shards, position)
+        plan = self.prepare_epoch(epoch, seed, shards, position)
         if not self._settings.has_own_order:
             drawing = itertools.islice(self._sampler_tasks(position, goes_on=failed > 0), failed, None)
             tasks = self._read_ahead(drawing, plan, None, 0)
             groups = plan.maker.groups(self._present(tasks), epoch, seed)
             # a sampler is the user's code: it runs in the caller's thread, also ahead of a GPU, which works meanwhile
             return groups if self._streams is None else made_ahead(groups, self._settings.prefetch)
+        if columns := self._documents.columns(plan.placement.columns, epoch, seed):
+            plan = self.plan = with_columns(plan, self._store, columns)
         cuts, begin = self._rows.cuts, rows_before(position)
         orders = self._rows.orders(seed, None if cuts is None else cuts.of(epoch, shards.world_size))
         base_rows = None if self._store._view.has_all_rows else self._store._view.base_rows
@@ -294,21 +289,17 @@ class EpochReader:
         """Yield the gathers of a user's sampler from ``position`` on: none if it ``goes_on`` after it has raised."""
         if goes_on and self._sampler_raised:
             return
-        self._sampler_raised = False
-        try:
-            yield from self._drawn_tasks(position)
-        except Exception:
-            self._sampler_raised = True
-            raise
-
-    def _drawn_tasks(self, position: Position | None) -> Iterator[GatherTask]:
-        settings = self._settings
+        self._sampler_raised, settings = False, self._settings
         last: LastBatch = settings.last if settings.last in ("drop", "pad") else "keep"
         begin = position if isinstance(position, SamplerPosition) else None
         size = None if settings.sampler is None else settings.rows_a_batch
-        sampler = settings.user_sampler
-        base_rows = self._store._view.base_rows
-        return tasks_of_sampler(sampler, size, last, begin, base_rows, settings.why_no_lists)
+        try:
+            yield from tasks_of_sampler(
+                settings.user_sampler, size, last, begin, self._store._view.base_rows, settings.why_no_lists
+            )
+        except Exception:
+            self._sampler_raised = True
+            raise
 
     def _read_ahead(
         self, tasks: Iterator[GatherTask], plan: LoadPlan, order: Order | LengthBatches | None, begin: int

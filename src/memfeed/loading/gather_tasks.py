@@ -208,7 +208,7 @@ def _redrawn(
             batch = _draw(drawing, None if size is None else min(size, begin.row - seen))
             if batch is None:
                 break
-            drawn = batch.rows
+            drawn, _ = batch
             hasher.update(drawn.tobytes())
             seen += 1 if size is None else len(drawn)
             row_count += len(drawn)
@@ -230,33 +230,26 @@ def _redrawn(
     return drawing, row_count
 
 
-class _Drawn(NamedTuple):
-    """The rows of a batch, int64 [k], and the rows of each list where they came as a list of lists; else None."""
+def _draw(drawing: Iterator[Any], size: int | None) -> tuple[Int64Array, list[int] | None] | None:
+    """Return the rows of the next batch, int64 [k], and how many each list has in a list of lists; None at the end.
 
-    rows: Int64Array
-    lengths: Sequence[int] | None
-
-
-def _draw(drawing: Iterator[Any], size: int | None) -> _Drawn | None:
-    """Return the rows of the next batch; None at the end."""
+    Raises RowError for anything but ints, and lists of ints.
+    """
     if size is None:
         batch = next(drawing, None)
-        return None if batch is None else _drawn(batch)
-    held = [row for _, row in zip(range(size), drawing, strict=False)]
-    return _drawn(held) if held else None
-
-
-def _drawn(batch: Any) -> _Drawn:
-    """Return the rows that a sampler yielded. Raises RowError for anything but ints, and lists of ints."""
-    batch = list(batch)
-    if batch and all(isinstance(one, list | tuple) for one in batch):
-        return _Drawn(_row_numbers([row for one in batch for row in one]), [len(one) for one in batch])
-    return _Drawn(_row_numbers(batch), None)
-
-
-def _row_numbers(rows: Sequence[Any]) -> Int64Array:
+        if batch is None:
+            return None
+        rows = list(batch)
+    else:
+        rows = [row for _, row in zip(range(size), drawing, strict=False)]
+        if not rows:
+            return None
+    lengths = None
+    if rows and all(isinstance(one, list | tuple) for one in rows):
+        lengths = [len(one) for one in rows]
+        rows = [row for one in rows for row in one]
     try:
-        return np.array([operator.index(row) for row in rows], np.int64)
+        return np.array([operator.index(row) for row in rows], np.int64), lengths
     except (TypeError, OverflowError) as error:
         raise RowError(f"found {brief(rows)} from a sampler; expected row numbers ({error})") from None
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -162,7 +162,7 @@ def _may_be_points(tensor: Any) -> bool:
 
 def replace(batch: Any, field: BatchField, tensor: torch.Tensor | list[torch.Tensor]) -> Any:
     """Return a batch with `tensor` as `field`. Its containers are new, and the other tensors are shared."""
-    leaves, structure = _flatten(batch)[1:]
+    leaves, structure = flatten(batch)[1:]
     leaf = leaves[field.leaf_index]
     if field.key:
         leaf = leaf.clone(recurse=False)  # new nested TensorDicts, unlocked, with the same tensors
@@ -176,9 +176,9 @@ def replace(batch: Any, field: BatchField, tensor: torch.Tensor | list[torch.Ten
 def tensors(batch: Any, given: GivenNames | None = None) -> Iterator[BatchField]:
     """Yield every tensor of a batch, and every RaggedList; `given` has names for leaves of a tuple."""
     given = given or {}
-    accessors, leaves, _ = _flatten(batch)
+    accessors, leaves, _ = flatten(batch)
     for leaf_index, (accessor, leaf) in enumerate(zip(accessors, leaves, strict=True)):
-        path, names = _path(accessor), _names(accessor)
+        path, names = _path(accessor), names_of(accessor)
         if isinstance(leaf, torch.Tensor | RaggedList | RowViews):
             yield BatchField(path, names, leaf, leaf_index, (), given.get(names, ""))
         elif is_tensor_collection(leaf):
@@ -199,13 +199,10 @@ def mark_ragged(batch: Any, row_count: int, paths: Collection[Path] | None = Non
         row_count: the number of its rows.
         paths: of these fields; None to tell them by their shapes: the first dim of all other tensors is `row_count`.
     """
-    accessors, leaves, structure = optree.tree_flatten_with_accessor(
-        batch, is_leaf=lambda node: _is_tensor_list(node) or is_tensor_collection(node),
-        none_is_leaf=True, namespace="memfeed",
-    )  # fmt: skip
+    accessors, leaves, structure = flatten(batch, _is_tensor_list)
     for index, (accessor, leaf) in enumerate(zip(accessors, leaves, strict=True)):
         if type(leaf) is list and (
-            _is_ragged(leaf, row_count) if paths is None else _path(accessor) in paths or _names(accessor) in paths
+            _is_ragged(leaf, row_count) if paths is None else _path(accessor) in paths or names_of(accessor) in paths
         ):
             leaves[index] = RaggedList(leaf)
     return structure.unflatten(leaves)
@@ -213,7 +210,7 @@ def mark_ragged(batch: Any, row_count: int, paths: Collection[Path] | None = Non
 
 def own_ragged(batch: Any) -> Any:
     """Return a batch with plain lists for the RaggedLists and tensors for the RowViews, in memory of their own."""
-    _, leaves, structure = _flatten(batch)
+    _, leaves, structure = flatten(batch)
     return structure.unflatten([leaf.owned() if isinstance(leaf, RaggedList | RowViews) else leaf for leaf in leaves])
 
 
@@ -252,14 +249,20 @@ def _path(accessor: optree.PyTreeAccessor) -> tuple[Any, ...]:
     return tuple(entry.entry for entry in accessor)
 
 
-def _names(accessor: optree.PyTreeAccessor) -> tuple[Any, ...]:
+def names_of(accessor: optree.PyTreeAccessor) -> tuple[Any, ...]:
+    """Return the way to a leaf with the names of namedtuple fields in place of their positions."""
     return tuple(e.field if isinstance(e, optree.NamedTupleEntry) else e.entry for e in accessor)
 
 
-def _flatten(batch: Any) -> tuple[list[optree.PyTreeAccessor], list[Any], Any]:
-    return optree.tree_flatten_with_accessor(
-        batch, is_leaf=is_tensor_collection, none_is_leaf=True, namespace="memfeed"
-    )
+def flatten(
+    batch: Any, is_leaf: Callable[[Any], bool] | None = None
+) -> tuple[list[optree.PyTreeAccessor], list[Any], Any]:
+    """Return the ways to the leaves of a batch, the leaves, and its structure. Tensor collections are leaves too.
+
+    So is what ``is_leaf`` says.
+    """
+    is_leaf_here = is_tensor_collection if is_leaf is None else lambda node: is_leaf(node) or is_tensor_collection(node)
+    return optree.tree_flatten_with_accessor(batch, is_leaf=is_leaf_here, none_is_leaf=True, namespace="memfeed")
 
 
 def _describe_rows(rows: RaggedList) -> str:

@@ -11,16 +11,14 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 
 import numpy as np
-import optree
 import torch
 
 from memfeed.errors import TransformError
 from memfeed.random import Keys
 from memfeed.schema.jagged import RaggedList
 from memfeed.schema.names import display, find_field
-from memfeed.schema.tensordicts import is_tensor_collection
 from memfeed.system.messages import require
-from memfeed.transforms.batch_fields import On
+from memfeed.transforms.batch_fields import On, flatten, names_of
 from memfeed.transforms.transform import Transform
 
 B = TypeVar("B")
@@ -44,12 +42,8 @@ class Decode(Transform):
 
     def change_batch(self, batch: B, keys: Keys, stream: str, on: On) -> B:
         """Decode one field; see `Operation.change_batch`."""
-        leaves: list[Any]
-        accessors, leaves, structure = optree.tree_flatten_with_accessor(
-            batch, is_leaf=lambda node: _is_bytes(node) or is_tensor_collection(node),  # type: ignore[arg-type]
-            none_is_leaf=True, namespace="memfeed",
-        )  # fmt: skip
-        paths = [tuple(e.field if isinstance(e, optree.NamedTupleEntry) else e.entry for e in a) for a in accessors]
+        accessors, leaves, structure = flatten(batch, _is_bytes)
+        paths = list(map(names_of, accessors))
         found = [index for index, leaf in enumerate(leaves) if _is_bytes(leaf)]
         if on is not None:
             named = find_field(on, paths, list(map(display, paths)))

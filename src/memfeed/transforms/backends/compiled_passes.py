@@ -61,38 +61,34 @@ class Head:
     def __getitem__(self, which: slice) -> Sequence[torch.Tensor]:
         """Return these images after the changes, each [c, h, w]."""
         begin, end, _ = which.indices(len(self))
-        target = borrow(end - begin, *self.size)
-        self._write(_rows(target), False, self._constants(None), begin, end)
+        target, constants = borrow(end - begin, *self.size), _constants(None, self.size[0])
+        assert constants is not None
+        self._write(_rows(target), False, constants, begin, end)
         return target.unbind(0)
 
-    def can_apply(self, affine: Affine | None) -> bool:
-        """Return True if `filler` can do this Affine too, exactly as torch."""
-        return _constants(affine, self.size[0]) is not None
-
-    def filler(self, affine: Affine | None, output: torch.Tensor, at_once: int) -> RowsFunction:
+    def filler(self, affine: Affine | None, output: torch.Tensor, at_once: int) -> RowsFunction | None:
         """Return what fills rows `begin` to `end` of the output; those of 16 bits by float32, `at_once` at a time.
 
-        Several threads may call it. With other dtypes it calls no function of torch: most of them give Python's lock
-        back, and then wait for it.
+        None if it cannot do the Affine exactly as torch. Several threads may call it. With other dtypes it calls no
+        function of torch: most of them give Python's lock back, and then wait for it.
         """
+        constants = _constants(affine, self.size[0])
+        if constants is None:
+            return None
         if output.dtype in HALVES:
-            return partial(self._fill_halves, affine, output, at_once)
+            return partial(self._fill_halves, constants, output, at_once)
         is_last, rows = not output.is_contiguous(), _rows(output)
-        constants = self._constants(affine)
         return lambda begin, end: self._write(rows[begin:end], is_last, constants, begin, end)
 
-    def _fill_halves(self, affine: Affine | None, output: torch.Tensor, at_once: int, begin: int, end: int) -> None:
+    def _fill_halves(
+        self, constants: tuple[int, NDArray[np.float32]], output: torch.Tensor, at_once: int, begin: int, end: int
+    ) -> None:
         scratch = torch.empty(min(at_once, end - begin), *self.size, device="cpu")
         for first in range(begin, end, at_once):
             last = min(first + at_once, end)
             part = scratch[: last - first]
-            self._write(_rows(part), False, self._constants(affine), first, last)
+            self._write(_rows(part), False, constants, first, last)
             output[first:last].copy_(part)
-
-    def _constants(self, affine: Affine | None) -> tuple[int, NDArray[np.float32]]:
-        constants = _constants(affine, self.size[0])
-        assert constants is not None
-        return constants
 
     def _write(
         self, rows: NDArray[Any], is_last: bool, constants: tuple[int, NDArray[np.float32]], begin: int, end: int

@@ -66,13 +66,10 @@ def fused(
     image_bytes = math.prod(shape[1:]) * output.element_size()
     at_once = max(1, CACHED_BYTES // image_bytes)
     head = head_of(image, changes, output.numel())
-    fill: RowsFunction
-    if head is None:
-        fill = partial(_fill, image, changes, affine, output, at_once)
-    elif head.length == len(changes) and head.can_apply(affine):
-        fill = head.filler(affine, output, at_once)
-    else:
-        fill = partial(_fill, head, changes[head.length :], affine, output, at_once)
+    source, rest = (image, changes) if head is None else (head, changes[head.length :])
+    fill = None if head is None or rest else head.filler(affine, output, at_once)
+    if fill is None:
+        fill = partial(_fill, source, rest, affine, output, at_once)
     _share(len(output), fill, changes, output.nbytes)
     return output
 
