@@ -2,6 +2,7 @@
 
 import copy
 import pickle
+from functools import cache, partial
 from types import SimpleNamespace
 
 import pytest
@@ -120,7 +121,8 @@ def test_an_iterator_goes_on_after_an_error(threaded, error, lost):
 
     progress, begun, found = EpochProgress(), [], []
     policy = Policy(threaded=threaded, settled=True)
-    runs = runs_of_epoch(progress, lambda _: begun.append(1) or made, lambda: policy, 2, Pause())
+    begin = cache(lambda _: begun.append(1) or made)
+    runs = runs_of_epoch(progress, partial(run_epoch, progress, begin, lambda: policy, 2, Pause()))
     iterator = EpochIterator.from_iterable(runs)
     while True:
         try:

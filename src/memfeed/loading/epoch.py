@@ -10,7 +10,7 @@ import os
 import weakref
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from functools import cache, partial
+from functools import partial
 from time import perf_counter
 from typing import Any, NoReturn
 
@@ -158,21 +158,14 @@ Start = Callable[[Position | None, int], Iterator[BatchGroup]]
 """Returns what makes the batches of an epoch after a position, without some that failed."""
 
 
-def runs_of_epoch(
-    progress: EpochProgress,
-    begin: Callable[[EpochProgress], Start],
-    policy_now: Callable[[], PrefetchPolicy],
-    prefetch: int,
-    pause: Pause,
-) -> Iterator[Iterator[Any]]:
-    """Yield what gives the batches of an epoch: once, and again whenever it was ended by an exception.
+def runs_of_epoch(progress: EpochProgress, run: Callable[[], Iterator[Any]]) -> Iterator[Iterator[Any]]:
+    """Yield what ``run`` gives of the batches of an epoch: once, and again whenever it was ended by an exception.
 
     So an iterator goes on after one, as DataLoader's does: after the batch that failed, or with the batch that an
-    interrupt kept from the caller. The arguments are those of ``run_epoch``.
+    interrupt kept from the caller.
     """
-    begin_once = cache(begin)
     while not progress.finished:
-        yield run_epoch(progress, begin_once, policy_now, prefetch, pause)
+        yield run()
 
 
 def run_epoch(
@@ -184,9 +177,9 @@ def run_epoch(
 ) -> Iterator[Any]:
     """Yield the batches of an epoch from ``progress.position`` on, and keep ``progress`` up to date.
 
-    ``begin`` is called when the first batch is asked for. It sets the epoch and its position. What it returns is called
-    again after a move, after an exception, and in a forked child. A thread makes up to ``prefetch`` groups ahead if the
-    policy finds one worth it, except while ``pause`` is paused.
+    ``begin`` is called when the first batch is asked for. It sets the epoch and its position; in later runs it returns
+    what it did in the first. That is called again after a move, after an exception, and in a forked child. A thread
+    makes up to ``prefetch`` groups ahead if the policy finds one worth it, except while ``pause`` is paused.
     """
     start = begin(progress)
     policy = policy_now()

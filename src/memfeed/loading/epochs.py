@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Iterator
+from functools import cache, partial
 from typing import Any, cast
 
 from memfeed.errors import LoaderError
 from memfeed.loading import position
 from memfeed.loading.arguments import Reading
 from memfeed.loading.background import Pause
-from memfeed.loading.epoch import EpochIterator, EpochProgress, PrefetchPolicy, Start, runs_of_epoch
+from memfeed.loading.epoch import EpochIterator, EpochProgress, PrefetchPolicy, Start, run_epoch, runs_of_epoch
 from memfeed.loading.epoch_reader import EpochReader
 from memfeed.loading.gather_tasks import BatchGroup
 from memfeed.loading.index_samplers import RowSampler, wraps_own_sampler
@@ -76,8 +77,8 @@ class Epochs:
         progress = EpochProgress()
         self.progress = None
         prefetch = self._reading.settings.prefetch
-        runs = runs_of_epoch(progress, begin, lambda: self.policy, prefetch, self.pause)
-        iterator = cast(EpochIterator, EpochIterator.from_iterable(runs))
+        run = partial(run_epoch, progress, cache(begin), lambda: self.policy, prefetch, self.pause)
+        iterator = cast(EpochIterator, EpochIterator.from_iterable(runs_of_epoch(progress, run)))
         iterator.length = length
         progress.iterator = self._newest = weakref.ref(iterator)
         return iterator

@@ -21,7 +21,7 @@ import torch
 from torch.utils.data import DistributedSampler, default_collate
 
 from memfeed.errors import LoaderError, RowError, brief
-from memfeed.loading.host_labels import BatchLabels, HostLabels, KnownLabels
+from memfeed.loading.host_labels import HostLabels, KnownLabels
 from memfeed.loading.placement import Placement
 from memfeed.loading.position import Position, SamplerPosition
 from memfeed.loading.samplers import SamplerGenerators, parts_of
@@ -367,7 +367,7 @@ class BatchMaker:
             if self.labels is not None:
                 within = slice((at - first) * task.size, (at - first + 1) * task.size)
                 known = self.labels.copied(leaves) if labels is None else {p: one[within] for p, one in labels.items()}
-                draft.labels = BatchLabels(self.labels, known, task.ids[part], task.rows[part])
+                draft.labels = partial(self.labels.known_to_transforms, known, task.ids[part], task.rows[part])
             del leaves
             with self.transfer.on_side_stream():
                 if lag is not None:

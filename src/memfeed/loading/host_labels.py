@@ -9,7 +9,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 import numpy as np
@@ -46,9 +46,41 @@ class HostLabels:
         fields = [(path, index) for path, index in self.fields.items() if index not in self._placement.tables]
         return {path: leaves[index].clone() for path, index in fields if isinstance(leaves[index], torch.Tensor)}
 
-    def is_table(self, path: Path) -> bool:
-        """Return True if the device picks the rows of this field from a column by itself."""
-        return self.fields.get(path) in self._placement.tables
+    def known_to_transforms(
+        self, labels: KnownLabels, ids: Int64Array, rows: Int64Array, batch: Any
+    ) -> AbstractContextManager[None]:
+        """Return a context in which the transforms of ``batch`` have its labels checked here.
+
+        Args:
+            labels: of the batch, those that are known.
+            ids: its rows in the base store.
+            rows: its rows as the loader counts them.
+            batch: on the device.
+        """
+        from memfeed.transforms.mix import labels_checked_by
+
+        return labels_checked_by(batch, partial(self._check, labels, ids, rows))
+
+    def _check(
+        self, known: KnownLabels, ids: Int64Array, rows: Int64Array, path: Path, num_classes: int, name: str
+    ) -> bool:
+        """Return True if the labels of a field are known here and below ``num_classes``; False if not known.
+
+        Raises TransformError for a label that is not a class.
+        """
+        from memfeed.transforms.mix import require_classes
+
+        if path in known:
+            require_classes(known[path], num_classes, name, rows)
+            return True
+        if self.fields.get(path) not in self._placement.tables:  # the device picks no rows of this field by itself
+            return False
+        unknown, labels = self.unknown_rows(path, num_classes)
+        is_unknown = np.isin(ids, unknown) if len(unknown) else np.False_
+        if is_unknown.any():
+            found = labels[np.searchsorted(unknown, ids[is_unknown])]
+            require_classes(torch.from_numpy(found), num_classes, name, rows[is_unknown])
+        return True
 
     def _unknown_rows(self, path: Path, num_classes: int) -> tuple[Int64Array, Int64Array]:
         """Return the rows of a column with labels beyond ``num_classes``, ascending, and these labels."""
@@ -63,40 +95,6 @@ class HostLabels:
             found.append((some[is_unknown], labels[is_unknown].astype(np.int64)))
         unknown, labels = (np.concatenate(parts) for parts in zip((NO_ROWS, NO_ROWS), *found, strict=True))
         return unknown, labels
-
-
-class BatchLabels:
-    """The labels of one batch, by the path of their field, and the rows of the batch."""
-
-    __slots__ = ("_ids", "_labels", "_rows", "_source")
-
-    def __init__(self, source: HostLabels, labels: KnownLabels, ids: Int64Array, rows: Int64Array) -> None:
-        self._source, self._labels, self._ids, self._rows = source, labels, ids, rows
-
-    def known_to_transforms(self, batch: Any) -> AbstractContextManager[None]:
-        """Return a context in which the transforms of ``batch`` have its labels checked here."""
-        from memfeed.transforms.mix import labels_checked_by
-
-        return labels_checked_by(batch, self.check)
-
-    def check(self, path: Path, num_classes: int, name: str) -> bool:
-        """Return True if the labels of a field are known here and below ``num_classes``; False if not known.
-
-        Raises TransformError for a label that is not a class.
-        """
-        from memfeed.transforms.mix import require_classes
-
-        if path in self._labels:
-            require_classes(self._labels[path], num_classes, name, self._rows)
-            return True
-        if not self._source.is_table(path):
-            return False
-        unknown, labels = self._source.unknown_rows(path, num_classes)
-        is_unknown = np.isin(self._ids, unknown) if len(unknown) else np.False_
-        if is_unknown.any():
-            found = labels[np.searchsorted(unknown, self._ids[is_unknown])]
-            require_classes(torch.from_numpy(found), num_classes, name, self._rows[is_unknown])
-        return True
 
 
 def host_labels(transform: UserTransform, schema: Schema, placement: Placement) -> HostLabels | None:

@@ -10,6 +10,7 @@ made: in a thread, and on a GPU within the side stream.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, NamedTuple
@@ -19,7 +20,6 @@ import torch
 from memfeed.errors import LoaderError
 from memfeed.loading.batch_forms import CollateSamples
 from memfeed.loading.bind import Bound
-from memfeed.loading.host_labels import BatchLabels
 from memfeed.random import Keys
 from memfeed.schema.fields import Node
 from memfeed.schema.samples import Canvases
@@ -61,7 +61,7 @@ class Draft:
         rows: the row numbers, int64 [k]; None where the batch does not give them.
         arrival: the transfer that brings it; None where there is none.
         note_taken: called when the caller takes it; see `memfeed.transfer.transfer`. None where there is no transfer.
-        labels: its labels as the CPU has them; None where no transform asks for them.
+        labels: returns a context in which transforms have the labels that the CPU has; None where none asks for them.
         canvases: the leaves that its samples have and the batch has not, where it is taken apart.
     """
 
@@ -71,7 +71,7 @@ class Draft:
     rows: torch.Tensor | None = None
     arrival: Arrival | None = None
     note_taken: Callable[[], None] | None = None
-    labels: BatchLabels | None = None
+    labels: Callable[[Any], AbstractContextManager[None]] | None = None
     canvases: Canvases = field(default_factory=dict)
 
 
@@ -214,7 +214,7 @@ def _transform(transform: Bound, draft: Draft) -> None:
     if draft.labels is None:
         draft.value = transform(draft.value, draft.keys)
         return
-    with draft.labels.known_to_transforms(draft.value):
+    with draft.labels(draft.value):
         draft.value = transform(draft.value, draft.keys)
 
 

@@ -115,14 +115,8 @@ class RandomRotation(ImageTransform):
     def make_params(self, shape: torch.Size, dtype: torch.dtype, uniform: DrawUniform) -> Warped:
         """Draw the angle."""
         n, _, h, w = shape
-        turn = np.radians(-_between(self.degrees, uniform(1)[:, 0]))
-        x, y = _middle(self.center, h, w)
-        matrix = np.empty((n, 2, 3))
-        cos, sin = np.cos(turn), np.sin(turn)
-        matrix[:, 0, 0] = matrix[:, 1, 1] = cos
-        matrix[:, 0, 1], matrix[:, 1, 0] = sin, -sin
-        matrix[:, 0, 2] = x - cos * x - sin * y
-        matrix[:, 1, 2] = y + sin * x - cos * y
+        angle, none = -_between(self.degrees, uniform(1)[:, 0]), np.zeros(n)
+        matrix = inverse_matrix(angle, np.zeros((n, 2)), np.ones(n), (none, none), _middle(self.center, h, w))
         return Warped(matrix, h, w, self.interpolation, self.fill)
 
 
