@@ -58,20 +58,19 @@ def bind(
 
         return lambda batch, keys: own_ragged(keyed.apply(batch, keys, allocator=allocator, **options))
     if isinstance(transform, Mapping):
-        from memfeed.transforms.batch_fields import find, mark_ragged, own_ragged, replace
-        from memfeed.transforms.per_sample import call_on_field
+        from memfeed.transforms.batch_fields import mark_ragged, own_ragged
+        from memfeed.transforms.per_sample import Call
 
-        functions = []
+        calls = []
         for name, function in transform.items():
             if not callable(function):
                 raise TransformError(f"transform= gives {type(function).__name__} for {name!r}; expected a callable")
-            functions.append((name if schema is None else schema.fields[schema.field_index(name)].path, function))
+            calls.append(Call(function, on=name if schema is None else schema.fields[schema.field_index(name)].path))
 
-        def on_fields(batch: Any, _: object) -> Any:
+        def on_fields(batch: Any, keys: Any) -> Any:
             batch = mark_ragged(batch, 0, ragged) if ragged else batch
-            for path, function in functions:
-                field = find(batch, path)
-                batch = replace(batch, field, call_on_field(function, field.tensor, f"field {field}"))
+            for call in calls:
+                batch = call.change_batch(batch, keys, "", call.on)
             return own_ragged(batch)
 
         return on_fields

@@ -156,13 +156,15 @@ class EpochReader:
 
     def _agreed(self, shards: RankShards, reads: Mapping[str, Any]) -> Sequence[ColumnPlacement]:
         """Return the placements of a piece, once all ranks have said that theirs fits and that they read the same."""
-        from memfeed.loading.own_rows import agree, sample_of_piece
+        from memfeed.loading.own_rows import agree
 
         store, settings = self._store, self._settings
         placements: list[ColumnPlacement] = []
         failure = None
         try:
-            placements = choose_placements(store, settings, self._streams, sample_of_piece(store, shards))
+            most = -(-len(store) // shards.world_size) + shards.batch_size  # rows that a rank keeps
+            rows = store._view.base_rows(np.arange(min(most, len(store))))  # so many, to find their bytes
+            placements = choose_placements(store, settings, self._streams, rows)
         except LoaderError as error:
             failure = error
         in_ram = sum(one.nbytes for one in placements if one.where == "device") if self._streams is None else 0

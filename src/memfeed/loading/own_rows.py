@@ -183,12 +183,6 @@ def rows_of_rank(order: Order, piece: RankRows, store: Store) -> Int64Array:
     return found
 
 
-def sample_of_piece(store: Store, shards: RankShards) -> Int64Array:
-    """Return as many rows as a rank keeps at most, to find their bytes."""
-    most = -(-len(store) // shards.world_size) + shards.batch_size
-    return store._view.base_rows(np.arange(min(most, len(store))))
-
-
 def agree(
     store: Store,
     settings: Settings,

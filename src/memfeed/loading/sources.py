@@ -193,15 +193,8 @@ def _joined_backing(schema: Schema, views: Sequence[View]) -> Backing:
         for view in views:
             view.check_dataset()
 
-    digest = hashlib.blake2b("+".join(view.source_digest() for view in views).encode(), digest_size=8).hexdigest()
-    parts = list(zip(*(view.columns for view in views), strict=True))
-    return Backing(
-        None, schema, sum(view.base_length for view in views), digest, _maker(schema, parts), owner=list(views),
-        remake=(_joined_backing, (schema, views)), check_dataset=check_dataset,
-    )  # fmt: skip
+    parts: list[tuple[Column, ...]] = list(zip(*(view.columns for view in views), strict=True))
 
-
-def _maker(schema: Schema, parts: Sequence[tuple[Column, ...]]) -> Callable[[int], Column]:
     def make(field_index: int) -> Column:
         field, columns = schema.fields[field_index], parts[field_index]
         if len({column.layout for column in columns}) > 1:
@@ -211,7 +204,11 @@ def _maker(schema: Schema, parts: Sequence[tuple[Column, ...]]) -> Callable[[int
             )
         return columns[0].joined(field, columns)
 
-    return make
+    digest = hashlib.blake2b("+".join(view.source_digest() for view in views).encode(), digest_size=8).hexdigest()
+    return Backing(
+        None, schema, sum(view.base_length for view in views), digest, make, owner=list(views),
+        remake=(_joined_backing, (schema, views)), check_dataset=check_dataset,
+    )  # fmt: skip
 
 
 def _require_equal_windows(one: Store, other: Store) -> None:

@@ -157,19 +157,11 @@ class _Program:
             first += entry.links.count(None)
         self._others = first
         self._own_inputs: list[tuple[Segment, Sequence[Value]]] = []
-        self._arrange()
-
-    def _arrange(self) -> None:
-        """Name the stored leaves: by their paths in place, else by the fields of a dict."""
-        pattern, layout = self.pattern, self.layout
-        leaves = range(len(pattern.kinds))
-        if isinstance(layout, InPlace):
-            self.paths.update({leaf: layout.path(0, leaf) for leaf in leaves})
-            return
-        names = {leaf: f"stored {leaf}" for leaf in leaves}
-        self.paths.update({leaf: (name,) for leaf, name in names.items()})
-        fields = {name: layout.path(0, leaf) for leaf, name in names.items()}
-        self.transforms.append(Arrange(fields))
+        places: dict[int | Node, Path] = {leaf: layout.path(0, leaf) for leaf in range(len(pattern.kinds))}
+        if isinstance(layout, Named):  # a stored leaf is a field of a dict; in place it has a path of its own
+            self.transforms.append(Arrange({f"stored {leaf}": path for leaf, path in places.items()}))
+            places = {leaf: (f"stored {leaf}",) for leaf in places}
+        self.paths.update(places)
 
     def arguments(self, number: int, leaves: Sequence[Any], made: dict[Node, Any]) -> Value:
         """Return the arguments of a call, of the leaves of a sample and of what was made before it."""
