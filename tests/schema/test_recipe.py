@@ -18,7 +18,7 @@ from memfeed.random import Keys
 from memfeed.schema.fields import DTYPES
 from memfeed.schema.infer import infer
 from memfeed.schema.recipe import MOST_STEPS, REQUIRED, TRANSFORMS, RecipeStep, recipe_problem
-from memfeed.transforms.compose import make_pipeline, make_transform
+from memfeed.transforms.from_recipe import make_pipeline, make_transform
 
 
 def png(height, width):

@@ -16,7 +16,7 @@ from memfeed.splitting import counterparts
 from memfeed.splitting.counterparts import counterpart
 from memfeed.splitting.step_values import Value
 from memfeed.transforms import Resize
-from memfeed.transforms.compose import make_transform
+from memfeed.transforms.from_recipe import make_transform
 
 DRAWS = 2000
 

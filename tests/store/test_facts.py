@@ -64,6 +64,6 @@ def test_functions_of_the_dataset_cannot_come_from_a_store(tmp_path, monkeypatch
     store = cache(Made(list(range(3))), tmp_path / "s.mf", workers=0)
     step = RecipeStep(name="", arguments={}, on=None, shown="my_augment")
     monkeypatch.setattr(type(store._view), "recipe", (step,))
-    monkeypatch.setattr("memfeed.transforms.compose.make_pipeline", lambda recipe: None)
+    monkeypatch.setattr("memfeed.transforms.from_recipe.make_pipeline", lambda recipe: None)
     with pytest.raises(StoreError, match=r"whose pipeline goes on with functions of its dataset \(my_augment\)"):
         store.transform  # noqa: B018

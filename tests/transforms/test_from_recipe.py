@@ -7,7 +7,7 @@ from memfeed import transforms as T
 from memfeed.errors import TransformError
 from memfeed.random import Keys
 from memfeed.schema.recipe import PER_SAMPLE, RecipeStep
-from memfeed.transforms.compose import make_pipeline, make_transform, on_of
+from memfeed.transforms.from_recipe import make_pipeline, make_transform, on_of
 
 
 def test_a_pipeline_does_what_its_steps_do():

@@ -18,7 +18,7 @@ from memfeed.splitting.leaves import from_stored, kind_of, to_stored
 from memfeed.splitting.library_steps import Asked, fill_of, transforms_for
 from memfeed.splitting.step_values import Value, as_field, have_same_others, largest_difference
 from memfeed.transforms import Erased, Gray, Jitter, Resampled, Transform, Warped, Window
-from memfeed.transforms.compose import make_transform
+from memfeed.transforms.from_recipe import make_transform
 
 _SEEDS = 16  # of a step that changes several images
 _ROWS = 4  # keys whose parameters are compared

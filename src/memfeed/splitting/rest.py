@@ -36,7 +36,7 @@ from memfeed.splitting.step_values import Value, as_field
 from memfeed.splitting.stored_layout import InPlace, Layout, Named, decoding_steps, encoded, in_place, named
 from memfeed.splitting.tracer import Callee
 from memfeed.transforms import Compose, PerSample, Transform
-from memfeed.transforms.compose import make_transform, on_of
+from memfeed.transforms.from_recipe import make_transform, on_of
 
 _PROBES = 3  # samples that counterparts are compared on
 _ORDERS = 16  # seeds under which the steps of two samples take turns

@@ -9,7 +9,7 @@ from __future__ import annotations
 import copy
 import functools
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any, NoReturn, Protocol
 
 import numpy as np
 import torch
@@ -17,11 +17,23 @@ import torch
 from memfeed.schema.values import class_of, is_pil
 from memfeed.splitting.leaves import leaves_of, take_apart
 
-if TYPE_CHECKING:
-    from memfeed.splitting.recording import Recording
-
 ARRAY, AS_SUBCLASS = np.array, torch.Tensor.as_subclass
 """Functions of NumPy and torch that others stand for while a sample is recorded."""
+
+
+class Recorder(Protocol):
+    """The receiver of what marked values report."""
+
+    is_inside: bool
+
+    def refuse(self, reason: str) -> NoReturn:
+        """Raise SplitError."""
+
+    def operate(self, function: Callable[..., Any], args: Any, kwargs: Any, run: Callable[..., Any]) -> Any:
+        """Return ``run(args, kwargs)``, and note that operation."""
+
+    def array(self, *args: Any, **kwargs: Any) -> Any:
+        """Make an array as ``np.array`` does, and note it."""
 
 
 def is_marked(value: Any) -> bool:
@@ -29,7 +41,7 @@ def is_marked(value: Any) -> bool:
     return hasattr(type(value), "_stands_for")
 
 
-def marked(leaf: Any, recording: Recording) -> Any:
+def marked(leaf: Any, recording: Recorder) -> Any:
     """Return a copy of a leaf by which it is known. What is of no class that can be marked is returned itself."""
     kind = type(leaf)
     if isinstance(leaf, np.ndarray) and not leaf.dtype.hasobject:
@@ -67,7 +79,7 @@ class _MarkedBool(int):
     """A bool that came out of a pipeline. The dataset's code must not decide by it."""
 
     _stands_for = bool
-    _recording: Recording | None = None
+    _recording: Recorder | None = None
 
     def __bool__(self) -> bool:
         """Refuse, because the decision would not be made again."""
@@ -99,7 +111,7 @@ class _MarkedList(list[Any]):
     """A list of numbers that came out of a pipeline."""
 
     _stands_for = list
-    _recording: Recording | None = None
+    _recording: Recorder | None = None
 
     def __array__(self, dtype: Any = None, copy: Any = None) -> Any:
         """Return the numbers as an array; that is noted."""
@@ -113,7 +125,7 @@ MARKED = tuple(_MARKED.values())
 """The classes of numbers, text and lists."""
 
 
-def traced_array(array: Any, recording: Recording) -> TracedArray:
+def traced_array(array: Any, recording: Recorder) -> TracedArray:
     """Return a view of an array whose operations are noted."""
     traced: TracedArray = array.view(TracedArray)
     traced._recording = recording
@@ -131,7 +143,7 @@ class TracedArray(np.ndarray[Any, Any]):
     """An array that came out of a pipeline. Operations on it are noted, and give another one."""
 
     _stands_for = np.ndarray
-    _recording: Recording | None = None
+    _recording: Recorder | None = None
 
     def __array_ufunc__(self, ufunc: Any, method: str, *inputs: Any, **kwargs: Any) -> Any:
         """Make and note a ufunc."""
@@ -231,7 +243,7 @@ def _traced_class(cls: type) -> type:
     return type(cls.__name__, (cls,), {"load": load, "_stands_for": cls, "__module__": cls.__module__})
 
 
-def _traced_image(image: Any, recording: Recording) -> Any:
+def _traced_image(image: Any, recording: Recorder) -> Any:
     traced = image.copy()
     cls: Any = type(traced)
     traced.__class__ = _traced_class(cls)

@@ -96,7 +96,7 @@ class Facts(Dataset[Any]):
         recipe = self._view.recipe
         if not recipe:
             return None
-        from memfeed.transforms.compose import make_pipeline  # most trainings need no transforms
+        from memfeed.transforms.from_recipe import make_pipeline  # most trainings need no transforms
 
         made = make_pipeline(recipe)
         if made is None:

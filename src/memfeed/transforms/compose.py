@@ -1,19 +1,16 @@
-"""A sequence of transforms: of a user, or of their description in a store; see `memfeed.schema.recipe`."""
+"""A sequence of transforms."""
 
 from __future__ import annotations
 
 import copy
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import torch
 
-from memfeed import transforms as known_transforms
-from memfeed.errors import TransformError, brief
-from memfeed.schema.fields import DTYPES
-from memfeed.schema.names import Names, Path
-from memfeed.schema.recipe import PER_SAMPLE, RecipeStep, arguments_problem
+from memfeed.errors import TransformError
+from memfeed.schema.names import Path
 from memfeed.transforms.batch_fields import On
 from memfeed.transforms.operation import Operation, Step
 from memfeed.transforms.per_sample import Call
@@ -107,32 +104,3 @@ def _flatten(transform: Operation, outer: On) -> Iterable[tuple[Operation, On]]:
         return [(transform, on)]
     parts = [part for part in transform.transforms if isinstance(part, Transform)]
     return [step for part in parts for step in _flatten(part, on)]
-
-
-def make_transform(step: RecipeStep) -> Transform:
-    """Return the transform of a step. Raise TransformError for arguments that its class does not take."""
-    problem = arguments_problem(step.name, step.arguments)
-    if problem:
-        raise TransformError(f"found the transform {step.name} of a store with {problem}")
-    arguments = dict(step.arguments)
-    if "dtype" in arguments:
-        arguments["dtype"] = DTYPES.get(arguments["dtype"])
-    try:
-        made: Transform = getattr(known_transforms, step.name)(**arguments, on=on_of(step.on))
-        return made
-    except (TypeError, ValueError, AttributeError) as error:
-        raise TransformError(
-            f"found the arguments {brief(step.arguments)} of {step.name} in a store: {error}"
-        ) from None
-
-
-def make_pipeline(steps: Sequence[RecipeStep]) -> Transform | None:
-    """Return the transforms of a recipe as one; None if it has functions that no store can keep."""
-    if any(step.name == PER_SAMPLE for step in steps):
-        return None
-    return Compose(map(make_transform, steps))
-
-
-def on_of(paths: Sequence[Path]) -> Names | None:
-    """Return the value of ``on=`` for these paths: a tuple is one path, a list several fields."""
-    return list(paths) if len(paths) > 1 else paths[0] if paths else None
