@@ -16,7 +16,7 @@ import numpy as np
 from memfeed.building.unit_queue import UnitQueue
 from memfeed.loading.gather_tasks import tasks_of_order
 from memfeed.loading.readahead import present_tasks
-from memfeed.order.choice import Blocks, orders_of, piece_orders
+from memfeed.order.choice import Blocks, orders_of
 from memfeed.order.pieces import RankCut, RankShards
 from memfeed.remote.fetching import MOST_IN_FLIGHT
 from memfeed.remote.ranges import MOST_CHUNKS, ByteRange, ChunkTable
@@ -45,7 +45,7 @@ def order_of(data: Data, deal: str, ranks: int, shuffle: bool | str = "blocks", 
     """Return the order of an epoch: "steps" deals each global batch to the ranks, "pieces" blocks of their own."""
     chosen = Blocks() if shuffle == "blocks" else bool(shuffle)
     if deal == "pieces":
-        return piece_orders(data.rows, chosen, 0, data.block_rows, RankCut(ranks, data.batch_size))(epoch)
+        return orders_of(data.rows, chosen, 0, data.block_rows, RankCut(ranks, data.batch_size))(epoch)
     return orders_of(data.rows, chosen, 0, data.block_rows)(epoch)
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import os
 from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any, NamedTuple, get_args
@@ -61,8 +60,7 @@ def open_source(dataset: Any, given: Arguments) -> Source:
     if is_dataset(dataset):
         return Source(_fill_store(dataset, given), is_filled=True)
     _check_forms(dataset, given)
-    source = dataset if given.cache is None else _beside_cache(dataset, given.cache, given)
-    return Source(joined(source), dataset.device if is_tensordict(dataset) else None)
+    return Source(joined(_beside_cache(dataset, given)), dataset.device if is_tensordict(dataset) else None)
 
 
 def _fill_store(dataset: Any, given: Arguments) -> Store:
@@ -91,7 +89,7 @@ def _fill_store(dataset: Any, given: Arguments) -> Store:
             "memfeed: each rank fills a temporary store of its own with all rows; with Loader(..., cache='PATH') the "
             "ranks of a machine fill one together"
         )
-    _require_no_memo(given.cache, given)
+    _require_no_memo(given)
     # the dataset is read before it is known if a store can be made of it
     states = Generators(dataset) if given.may_read_as_it_is else None
     before = None if states is None else states.save()
@@ -128,9 +126,9 @@ def _fill_store(dataset: Any, given: Arguments) -> Store:
     return store
 
 
-def _require_no_memo(path: str | os.PathLike[str] | None, given: Arguments) -> None:
-    """Raise CannotCacheError if decoded files are kept at ``path``, and may be."""
-    if given.may_read_as_it_is and path is not None and is_memo(resolve(path)):
+def _require_no_memo(given: Arguments) -> None:
+    """Raise CannotCacheError if decoded files are kept at the path of ``cache=``, and may be."""
+    if given.may_read_as_it_is and given.cache is not None and is_memo(resolve(given.cache)):
         raise CannotCacheError("an earlier run kept them there; remove that directory to try again what is possible")
 
 
@@ -181,16 +179,19 @@ def _check_forms(source: Any, given: Arguments) -> None:
         )
 
 
-def _beside_cache(source: Any, path: str | os.PathLike[str], given: Arguments) -> Any:
+def _beside_cache(source: Any, given: Arguments) -> Any:
     """Return the source that is read in place of one that is not filled, beside ``cache=``.
 
     A store of an IterableDataset is written as a whole. Columns in memory are read as they are. Raises LoaderError for
     a store at another path.
     """
+    path = given.cache
+    if path is None:
+        return source
     if isinstance(source, IterableDataset):
         from memfeed.convert.cache import cache
 
-        _require_no_memo(path, given)
+        _require_no_memo(given)
         say_once(
             f"memfeed: the samples of {type(source).__name__}, an IterableDataset, have no numbers: all are written to "
             f"{path} before the first batch"

@@ -40,7 +40,7 @@ GLOBAL = frozenset(range(3))
 class _Kind(NamedTuple):
     saving: Callable[[Any], Callable[[], State]]
     restore: Callable[[Any, State], None]
-    seed: Callable[[Any, int], None]
+    seed: Callable[[Any, int], object]
 
 
 def _saving_torch(generator: torch.Generator) -> Callable[[], State]:
@@ -49,10 +49,6 @@ def _saving_torch(generator: torch.Generator) -> Callable[[], State]:
 
 def _restore_torch(generator: torch.Generator, state: bytes) -> None:
     generator.set_state(torch.frombuffer(bytearray(state), dtype=torch.uint8))
-
-
-def _seed_torch(generator: torch.Generator, seed: int) -> None:
-    generator.manual_seed(seed)
 
 
 class _SavingNumpy:
@@ -117,7 +113,7 @@ def _restore_bits(generator: np.random.Generator, state: bytes) -> None:
 
 
 _KINDS: dict[type, _Kind] = {
-    torch.Generator: _Kind(_saving_torch, _restore_torch, _seed_torch),
+    torch.Generator: _Kind(_saving_torch, _restore_torch, torch.Generator.manual_seed),
     random.Random: _Kind(lambda one: one.getstate, random.Random.setstate, random.Random.seed),
     np.random.RandomState: _Kind(_SavingNumpy, _restore_numpy, _seed_numpy),
     np.random.Generator: _Kind(_saving_bits, _restore_bits, _seed_bits),

@@ -244,8 +244,8 @@ TransformResult: TypeAlias = tuple[Images, list[Geometry]]
 """Images, and the changes that moved their pixels, in order, for the fields that follow them."""
 
 FusedPass: TypeAlias = Callable[[Images, Sequence[Imagewise], "Affine | None"], Images]
-"""Carries out changes and then an Affine on images [n, c, h, w] or a list of them: `cpu.fused`, or `kernel.fused` on a
-GPU."""
+"""Carries out changes and then an Affine on images [n, c, h, w] or a list of them: `passes.fused`, or `kernel.fused` on
+a GPU."""
 
 
 def shape_of(images: Images) -> ImageShape:

@@ -113,7 +113,7 @@ def head_of(images: Images | RowViews, changes: Sequence[Imagewise], values: int
     """Return the first changes of images that compiled loops can do; None if there are none, or no loops yet.
 
     Args:
-        images: as for `cpu.fused`.
+        images: as for `passes.fused`.
         changes: all of them.
         values: how many the output has.
     """
