@@ -21,7 +21,7 @@ from memfeed.remote.caches import Remote, open_directory
 from memfeed.remote.directory import CacheDirectory
 from memfeed.remote.layout import RemoteStore, read_manifest
 from memfeed.remote.opening import LazyRemote
-from memfeed.system import files, machine
+from memfeed.system import files, locks, machine
 from memfeed.testing import equal
 from torture.victims import ended, start
 
@@ -197,7 +197,7 @@ def test_a_chunk_that_is_written_while_a_sync_fails_is_lost_too(local, remote, b
     directory = open_cache(base / "cache", remote)
     fill(directory, local, 1)
     chunk = directory.table.of_file(LOST)[0] + 1
-    inside, write_at, locked = threading.Event(), files.write_at, files.locked
+    inside, write_at, locked = threading.Event(), files.write_at, locks.locked
     forgetting = threading.Event()
 
     def slow(fd, data, offset):
@@ -211,7 +211,7 @@ def test_a_chunk_that_is_written_while_a_sync_fails_is_lost_too(local, remote, b
             forgetting.set()
         return locked(path)
 
-    monkeypatch.setattr(files, "locked", noted)
+    monkeypatch.setattr(locks, "locked", noted)
     monkeypatch.setattr(files, "write_at", slow)
     assert directory.units.take(chunk)
     thread = threading.Thread(target=write, args=(directory, local, chunk))

@@ -16,7 +16,7 @@ import msgspec
 from memfeed.errors import BuildError, MemfeedError, StoreError
 from memfeed.store import format
 from memfeed.store.format import WORK_DIRECTORY
-from memfeed.system import files, machine, trust
+from memfeed.system import files, locks, machine, trust
 from memfeed.system.progress import write_line
 
 WAIT_SECONDS = 0.1
@@ -24,7 +24,6 @@ REPORT_SECONDS = 60.0
 FILLERS = "fillers"  # the processes that fill one build together hold a shared lock on this file
 FORMS = "forms"  # the forms that were chosen for a budget
 _MOST_MISSING = 20  # how often a directory is seen without a lock file before it counts as a dead builder's
-_descriptors: set[int] = set()
 _held: dict[tuple[Path, int], int] = {}  # (build, thread) -> descriptor of the lock, of this process
 
 
@@ -39,14 +38,7 @@ class _Owner(msgspec.Struct, frozen=True):
     host: str
 
 
-def _forget() -> None:
-    # a flock lives as long as any copy of its descriptor: a child that outlives a dead builder would keep it
-    _held.clear()
-    while _descriptors:
-        os.close(_descriptors.pop())
-
-
-os.register_at_fork(after_in_child=_forget)
+os.register_at_fork(after_in_child=_held.clear)
 
 
 def clear(root: Path) -> None:
@@ -83,7 +75,7 @@ def claim(path: Path, *, wait: bool = True) -> Iterator[Path]:
             try:
                 _leave(root, fd)
             finally:
-                unlock(fd)
+                locks.close_lock(fd)
 
 
 def is_claimed(root: Path) -> bool:
@@ -183,10 +175,9 @@ def _try_lock(work: Path) -> int | None:
     Raises FileNotFoundError if the directory does not exist, or was removed meanwhile.
     """
     with unwrap_missing():
-        fd = files.open_write(work / "lock", os.O_CREAT)
-    _descriptors.add(fd)
+        fd = locks.open_lock(work / "lock")
     try:
-        files.lock(fd, work / "lock")
+        locks.lock(fd, work / "lock")
         if _is_at(fd, work / "lock"):
             with unwrap_missing():
                 files.write_file(work / "owner", msgspec.json.encode(_Owner(os.getpid(), machine.host_name())))
@@ -194,9 +185,9 @@ def _try_lock(work: Path) -> int | None:
     except BlockingIOError:
         pass
     except BaseException:
-        unlock(fd)
+        locks.close_lock(fd)
         raise
-    unlock(fd)
+    locks.close_lock(fd)
     return None
 
 
@@ -223,12 +214,6 @@ def _is_at(fd: int, path: Path) -> bool:
     return os.path.samestat(os.stat(path), os.fstat(fd))
 
 
-def unlock(fd: int) -> None:
-    """Close the descriptor of a lock, and so end what ``claim`` or ``share`` began."""
-    _descriptors.discard(fd)
-    os.close(fd)
-
-
 def _leave(root: Path, fd: int) -> None:
     """Remove the owner's name before the lock is released, and the whole directory if no build was begun in it."""
     work = root / WORK_DIRECTORY
@@ -250,21 +235,20 @@ def _read_owner(root: Path) -> _Owner | None:
 
 
 def share(root: Path) -> int:
-    """Say, until the descriptor returned is given to ``unlock``, that this process writes rows into a build.
+    """Say, until the descriptor returned is given to `close_lock`, that this process writes rows into a build.
 
     Several processes may share one. Raises FileNotFoundError if the build is gone.
     """
     path = root / WORK_DIRECTORY / FILLERS
     with unwrap_missing():
-        fd = files.open_write(path, os.O_CREAT)
+        fd = locks.open_lock(path)
     try:
-        fcntl.flock(fd, fcntl.LOCK_SH)
+        locks.lock(fd, path, wait=True, is_shared=True)
         if not _is_at(fd, path):
             raise FileNotFoundError(path)
     except BaseException:
-        os.close(fd)
+        locks.close_lock(fd)
         raise
-    _descriptors.add(fd)
     return fd
 
 

@@ -32,7 +32,7 @@ import numpy.typing as npt
 
 from memfeed.errors import MemfeedError, StoreError
 from memfeed.schema.codec import Int64Array
-from memfeed.system import files, machine
+from memfeed.system import files, locks, machine
 from memfeed.system.descriptors import close_all
 from memfeed.system.signals import defer_signals
 
@@ -233,7 +233,7 @@ class Units:
         with files.opened(self._work / "writers") as fd:
             while True:
                 try:
-                    files.lock(fd, self._work / "writers")
+                    locks.lock(fd, self._work / "writers")
                     fcntl.flock(fd, fcntl.LOCK_UN)
                     return True
                 except BlockingIOError:
@@ -251,7 +251,7 @@ class Units:
         units = units[states[units] != ABSENT]
         if len(units):
             # a sync that is under way must not call them durable afterwards
-            with contextlib.nullcontext() if self._may_drop else files.locked(self._work / "presence"):
+            with contextlib.nullcontext() if self._may_drop else locks.locked(self._work / "presence"):
                 self.demote(units)
                 with self.writing():
                     self._mark(units, ABSENT)
@@ -301,7 +301,7 @@ class Units:
     @contextlib.contextmanager
     def _alone_in_sync(self) -> Iterator[None]:
         """Keep other syncs out: only one process is told of a failure, and another could call lost units durable."""
-        with files.locked(self._work / "presence"):
+        with locks.locked(self._work / "presence"):
             if (self._work / SYNCING).exists():
                 self._lose()
                 files.remove(self._work / SYNCING)
@@ -333,7 +333,7 @@ class Units:
 
         That has not to be synced: after a power loss no unit counts that is not durable.
         """
-        with files.locked(self._work / "writers"):
+        with locks.locked(self._work / "writers"):
             self._mark(np.flatnonzero(self.states == WRITTEN), self._lost)
             self._when_lost(self.states)
 

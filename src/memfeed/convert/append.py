@@ -26,7 +26,7 @@ from memfeed.store import format
 from memfeed.store.manifest import Manifest
 from memfeed.store.opened import open_store
 from memfeed.store.store import Store
-from memfeed.system import files
+from memfeed.system import files, locks
 from memfeed.system.progress import SLOW_SECONDS, Progress, is_shown, write_line
 
 SUFFIX = ".append"  # of the store of the new rows, beside the one that gets them
@@ -120,8 +120,7 @@ def append(
             older = [*format.generations(target), old._backing.digest]
             manifest = _join(root, [old, new], older=older, progress=progress)
             files.write_atomically(place / COMMITTED, format.digest(format.encode(manifest)).encode())
-            with files.opened(place / COMMITTED) as fd:
-                files.lock(fd, place)  # once published, the store can be claimed by another append
+            with locks.locked(place / COMMITTED):  # once published, the store can be claimed by another append
                 commit.publish(root, target, overwrite=True)
                 _remove(place, target)
     return open_store(target, types=(*given._view.types, *new._view.types), owner=given._backing.owner)
@@ -224,8 +223,7 @@ def _is_committed(place: Path, digest: str) -> bool:
     """Return True if the store with this manifest has the rows at ``place``. Wait for a process that removes them."""
     mark = place / COMMITTED
     try:
-        with unwrap_missing(), files.opened(mark) as fd:
-            files.lock(fd, mark, wait=True)
+        with unwrap_missing(), locks.locked(mark) as fd:
             return mark.exists() and os.pread(fd, len(digest), 0) == digest.encode()
     except FileNotFoundError:
         return False

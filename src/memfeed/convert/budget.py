@@ -40,7 +40,7 @@ from memfeed.schema.tree import Flattener
 from memfeed.store import format
 from memfeed.store.format import WORK_DIRECTORY
 from memfeed.store.store import Store
-from memfeed.system import files, random_state, trust
+from memfeed.system import files, locks, random_state, trust
 from memfeed.system.messages import format_bytes, format_seconds
 from memfeed.system.progress import write_line
 from memfeed.system.share import Threads
@@ -324,8 +324,7 @@ def within_budget(dataset: Any, target: Path, options: ConvertOptions, make_stor
     record = root / WORK_DIRECTORY / FORMS
     trust.require_own_directory(root)
     files.make_directory(record.parent)
-    with files.opened(record, os.O_CREAT) as fd:
-        files.lock(fd, record, wait=True)
+    with locks.locked(record, os.O_CREAT) as fd:
         kept = os.pread(fd, format.JSON_A_FILE, 0)
         chosen = msgspec.json.decode(kept, type=_Chosen) if kept else None
         if chosen is None or (chosen.budget != options.budget and not Build.is_begun(root)):

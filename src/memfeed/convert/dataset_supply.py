@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from memfeed.building.build import Build
-from memfeed.building.claim import ClaimedError, claim, unlock
+from memfeed.building.claim import ClaimedError, claim
 from memfeed.building.partial import ABSENT, SKIPPED
 from memfeed.building.service import POLL_SECONDS, Service
 from memfeed.building.unit_queue import NONE
@@ -29,6 +29,7 @@ from memfeed.schema.codec import Int64Array
 from memfeed.store import format
 from memfeed.store.backing import Backing, switch_to_committed
 from memfeed.store.row_supply import FillProgress, ReadRequest
+from memfeed.system.locks import close_lock
 from memfeed.system.progress import Progress, write_line
 
 TICK_SECONDS = 0.5
@@ -192,7 +193,7 @@ class DatasetSupply(Service):
 
     def _leave(self) -> None:
         if self._shared >= 0:
-            unlock(self._shared)
+            close_lock(self._shared)
             self._shared = -1
         if self._lead is not None:
             self._lead.close()

@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 
 from memfeed.building.build import Build
-from memfeed.building.claim import ClaimedError, is_shared, require_no_import, share, unlock
+from memfeed.building.claim import ClaimedError, is_shared, require_no_import, share
 from memfeed.building.commit import claim_recovered
 from memfeed.convert.conversion import (
     Conversion,
@@ -36,6 +36,7 @@ from memfeed.store.ragged import column_files
 from memfeed.store.store import Store
 from memfeed.store.view import View
 from memfeed.system import files
+from memfeed.system.locks import close_lock
 from memfeed.system.progress import write_line
 from memfeed.system.signals import Sigterm
 from memfeed.system.temporary import TemporaryDirectory
@@ -148,17 +149,17 @@ def _join(target: Path, given: Input, options: ConvertOptions) -> Store | None:
         conversion = Conversion(target, given, options, _probe(given, options), False)
         build = _joined(target, root)
         if build is None:
-            unlock(shared)
+            close_lock(shared)
             return None
         _require_same(conversion, build)
         return _filled(conversion, build, None, shared, None)
     except FileNotFoundError:
-        unlock(shared)
+        close_lock(shared)
         if target.exists() or not Build.is_begun(root):  # it was committed meanwhile
             return None
         raise
     except BaseException:
-        unlock(shared)
+        close_lock(shared)
         raise
 
 

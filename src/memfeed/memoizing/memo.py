@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import mmap
 import os
 import secrets
@@ -28,7 +27,7 @@ from memfeed.store import memo_format
 from memfeed.store.format import WORK_DIRECTORY
 from memfeed.store.memo_format import ALIGN, BLOB, FOOTER_BYTES, MARKER, SCHEMA, VERSION, Blob, Bytes, read_footer
 from memfeed.store.ragged import INT64_BYTES, ragged_files
-from memfeed.system import files, trust
+from memfeed.system import files, locks, trust
 from memfeed.system.descriptors import open_read
 from memfeed.system.files import open_write
 
@@ -97,9 +96,9 @@ class Memo:
     def _recover(self) -> None:
         """Lose what a power loss may have damaged, if no other process is here, and give unused space back."""
         try:
-            files.lock(self._attached, self._work / "attached")
+            locks.lock(self._attached, self._work / "attached")
         except BlockingIOError:
-            fcntl.flock(self._attached, fcntl.LOCK_SH)
+            locks.lock(self._attached, self._work / "attached", wait=True, is_shared=True)
             return
         remove_counts_of_others(self._work)
         self._units.recover(self._is_right)
@@ -107,7 +106,8 @@ class Memo:
             present = self._units.are_present()
             rows = os.fstat(self._start).st_size // INT64_BYTES
             take_back(self.path, SCHEMA, present[:rows])
-        fcntl.flock(self._attached, fcntl.LOCK_SH)  # until this process and its children have ended
+        # until this process and its children have ended
+        locks.lock(self._attached, self._work / "attached", wait=True, is_shared=True)
 
     def _is_right(self, row: int) -> bool:
         start, size = self._place(row)
@@ -197,7 +197,7 @@ class Memo:
         """
         row = self.find(digest)
         if row is None:
-            with self._lock, files.locked(self._work / "reserve"):
+            with self._lock, locks.locked(self._work / "reserve"):
                 row = self._digests.append(digest)
         if not self._units.take(row):
             yield None
@@ -237,7 +237,7 @@ class Memo:
         self._unmeasured -= needed
         if self._unmeasured >= 0:
             return True
-        with files.locked(self._work / "room"):
+        with locks.locked(self._work / "room"):
             states = np.array(self._units.states)
             rows = np.flatnonzero(self._units.are_present()[: len(states)])
             sizes = np.fromfile(ragged_files(self.path, BLOB).dims, np.int64)[rows]

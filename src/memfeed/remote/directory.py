@@ -35,7 +35,7 @@ from memfeed.store.checksums import chunk_hash
 from memfeed.store.format import WORK_DIRECTORY
 from memfeed.store.manifest import Manifest
 from memfeed.store.ragged import column_files
-from memfeed.system import files
+from memfeed.system import files, locks
 
 MOST_VICTIMS = 256  # chunks that are found at once, to be removed
 REMEDY = "remove the cache directory to start over"
@@ -188,11 +188,11 @@ class CacheDirectory:
         return found
 
     def _making_room(self) -> contextlib.AbstractContextManager[int]:
-        return files.locked(self.root / WORK_DIRECTORY / "room")
+        return locks.locked(self.root / WORK_DIRECTORY / "room")
 
     def waiting(self) -> contextlib.AbstractContextManager[int]:
         """Let one reader at a time, of all processes, keep chunks while it waits for more: two could wait for ever."""
-        return files.locked(self.root / WORK_DIRECTORY / "waiting")
+        return locks.locked(self.root / WORK_DIRECTORY / "waiting")
 
     # --- the whole store
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import fcntl
 import os
 import re
 import shutil
@@ -240,27 +239,6 @@ def rename(path: Path, to: Path) -> None:
     """Rename a file or directory, replacing a file that has the new name."""
     with wrap_disk_errors(path, f"renaming it to {to}"):
         os.rename(path, to)
-
-
-@contextlib.contextmanager
-def locked(path: Path) -> Iterator[int]:
-    """Open a file for the block, and lock it. Waits for the lock."""
-    with opened(path) as fd:
-        lock(fd, path, wait=True)
-        try:
-            yield fd
-        finally:
-            fcntl.flock(fd, fcntl.LOCK_UN)  # to close it is not enough: a child forked now has it too
-
-
-def lock(fd: int, path: Path, *, wait: bool = False) -> None:
-    """Lock an open file. Without ``wait`` raises BlockingIOError if another process holds the lock."""
-    try:
-        fcntl.flock(fd, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
-    except BlockingIOError:
-        raise
-    except OSError as error:
-        raise refused(error, path, "locking it: some network file systems have no locks") from error
 
 
 def exchange(one: Path, other: Path) -> bool:
