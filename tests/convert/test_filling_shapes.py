@@ -9,10 +9,11 @@ from torch.utils.data import DataLoader, Dataset
 
 import memfeed
 from memfeed import Loader
-from memfeed.building.claim import share, unlock
+from memfeed.building.claim import share
 from memfeed.convert.probe import probe_indices
 from memfeed.errors import SchemaError, StoreError, UnfitRowError
 from memfeed.store import format
+from memfeed.system.locks import close_lock
 from memfeed.system.threads import end_all
 from memfeed.testing import equal
 
@@ -192,7 +193,7 @@ def test_where_another_process_fills_the_store_the_next_run_changes_the_column(t
         with pytest.raises(UnfitRowError, match=r"found dims \[15\]; expected float32 \[16\].*run the program again"):
             list(loader)
     finally:
-        unlock(shared)
+        close_lock(shared)
     del loader
     end_all()
     assert "from now on" not in capsys.readouterr().err

@@ -26,7 +26,7 @@ def test_a_store_that_is_committed_while_a_process_joins_is_opened(tmp_path, mon
 
     monkeypatch.setattr(lazily, "is_shared", lambda root: True)
     monkeypatch.setattr(lazily, "share", lambda root: "shared")
-    monkeypatch.setattr(lazily, "unlock", unshared.append)
+    monkeypatch.setattr(lazily, "close_lock", unshared.append)
     monkeypatch.setattr(lazily.Build, "join", join)
     monkeypatch.setattr(lazily.Build, "is_begun", lambda root: begun.pop(0))
     options = ConvertOptions(workers=0, progress=False)
