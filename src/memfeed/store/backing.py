@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import pickle
+import threading
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -33,6 +34,9 @@ from memfeed.store.row_supply import RowSupply
 from memfeed.system.descriptors import open_read
 from memfeed.system.mapped_memory import ORDINARY, map_descriptor
 
+_mapping = threading.Lock()  # else an older, shorter map of a heap could take the place of a newer one
+os.register_at_fork(before=_mapping.acquire, after_in_parent=_mapping.release, after_in_child=_mapping.release)
+
 
 class GrowingColumn(RaggedColumn):
     """A ragged column of a build. Its heap is mapped again when a row lies behind what was mapped so far."""
@@ -46,28 +50,30 @@ class GrowingColumn(RaggedColumn):
 
     def locate(self, rows: Int64Array) -> Located:
         """See ``RaggedRows.locate``. The rows must be present."""
+        mapped = self.heap_bytes
         try:
             return super().locate(rows)
-        except CorruptStoreError:
-            if os.fstat(self._fd).st_size <= self.heap_bytes:
+        except CorruptStoreError:  # the thread that commits may have mapped the heap again since
+            if max(os.fstat(self._fd).st_size, self.heap_bytes) <= mapped:
                 raise
         self._map_heap()
         return super().locate(rows)
 
     @ORDINARY
     def _map_heap(self) -> None:
-        while True:
-            size = os.fstat(self._fd).st_size
-            try:
-                heap = map_descriptor(self._fd, self.path, size)
-                break
-            except CorruptStoreError:  # a commit may cut it meanwhile, behind its last row
-                if os.fstat(self._fd).st_size >= size:
-                    raise
-        self.__dict__["heap"] = heap
-        if "_arrays" in self.__dict__:
-            self.__dict__["_arrays"] = (*self._arrays[:2], heap.numpy())
-        self.heap_bytes = size  # last: another thread may locate rows meanwhile
+        with _mapping:
+            while True:
+                size = os.fstat(self._fd).st_size
+                try:
+                    heap = map_descriptor(self._fd, self.path, size)
+                    break
+                except CorruptStoreError:  # a commit may cut it meanwhile, behind its last row
+                    if os.fstat(self._fd).st_size >= size:
+                        raise
+            self.__dict__["heap"] = heap
+            if "_arrays" in self.__dict__:
+                self.__dict__["_arrays"] = (*self._arrays[:2], heap.numpy())
+            self.heap_bytes = size  # last: another thread may locate rows meanwhile
 
     def switch_to_committed(self, root: Path, check: Callable[[], None]) -> None:
         """See ``FixedColumn.switch_to_committed``: the files are the same under other names."""
