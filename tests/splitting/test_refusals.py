@@ -307,3 +307,15 @@ def test_a_step_that_changes_an_earlier_result_after_the_proof_is_refused():
     cut = CutDataset(proof, rest.layout, None, is_remade=rest.is_remade)
     with pytest.raises(SplitError, match="changes, in place, what an earlier call returned"):
         [cut[index] for index in range(16)]
+
+
+class Packed:
+    """What a pipeline's last step may put numbers in: OpenMMLab's DataSample, for example. It equals only itself."""
+
+    def __init__(self, image):
+        self.image = image
+
+
+def test_an_object_that_equals_only_itself_is_named():
+    found = refusal(Tensors(v1.Compose([FLIP, lambda image: {"image": image, "packed": Packed(image)}])))
+    assert found.startswith("found an object of test_refusals.Packed in field 0.packed of a sample, which equals no")

@@ -17,11 +17,11 @@ import torch.utils._pytree as pytree
 
 from memfeed.errors import SchemaError, SplitError, brief
 from memfeed.schema import kept_tensors, values
-from memfeed.schema.compare import equal
+from memfeed.schema.compare import Difference, equal
 from memfeed.schema.containers import NAMESPACE, open_any
 from memfeed.schema.fields import Schema
 from memfeed.schema.graphs import is_graph
-from memfeed.schema.names import Path
+from memfeed.schema.names import Path, display
 from memfeed.schema.tensordicts import is_tensor_collection
 from memfeed.schema.tree import Flattener
 from memfeed.schema.values import class_of, is_pil
@@ -237,6 +237,17 @@ def kind_of(leaf: Any) -> Kind:
             "tensors, arrays, PIL images, numbers and text"
         )
     return Kind("value", kind.__name__)
+
+
+def require_comparable(differs: Difference) -> None:
+    """Raise SplitError if two samples differ in an object that equals only itself: nothing says that it changed."""
+    cls: Any = type(differs.found)
+    if cls.__eq__ is object.__eq__:
+        raise SplitError(
+            f"found an object of {cls.__module__}.{cls.__qualname__} in field {display(differs.path)} of a sample, "
+            "which equals no other one, so it is not known whether two samples are the same; expected tensors, arrays, "
+            "numbers, text, containers of them, or a class with an __eq__ that compares what its objects hold"
+        )
 
 
 _DTYPES = {"int": torch.int64, "float": torch.float64, "bool": torch.bool, "complex": torch.complex128}

@@ -17,7 +17,7 @@ from memfeed.schema.names import display
 from memfeed.schema.values import is_pil
 from memfeed.splitting.cut import Cut, DrawsOutsideError
 from memfeed.splitting.generators import Generators, State, drawing_line
-from memfeed.splitting.leaves import ORIENTATION, copied_tree
+from memfeed.splitting.leaves import ORIENTATION, copied_tree, require_comparable
 from memfeed.splitting.pattern import Pattern, Read, from_parts, to_parts
 from memfeed.splitting.places import find_places
 from memfeed.splitting.recording import Entry
@@ -358,6 +358,7 @@ def _seeds_to_prove(cut: Cut, index: int, rebuild: Callable[[], Any], seeds: int
 def _require_same(sample: Any, expected: Any, found: str, hint: str) -> None:
     differs = difference(sample, expected)
     if differs is not None:
+        require_comparable(differs)
         raise SplitError(f"found that {found}: {differs}; {hint}")
 
 
