@@ -242,6 +242,41 @@ def test_a_random_step_that_gets_no_image_is_named(tmp_path):
         converted(Paths(tmp_path, RandName(), Loaded()), tmp_path / "s.mf")
 
 
+class Spoken(torch.utils.data.Dataset):
+    """As datasets of speech: a method reads a file and draws; the tokens are beside it."""
+
+    def __init__(self, folder, tokens, masks):
+        self.files, self.tokens, self.masks = [str(folder / f"{i}.npy") for i in range(8)], tokens, masks
+        for i, file in enumerate(self.files):
+            np.save(file, np.full(40, i, np.float32))
+
+    def __len__(self):
+        return len(self.files)
+
+    def read(self, file):
+        start = random.randrange(8)
+        return torch.from_numpy(np.load(file)[start : start + 32])
+
+    def __getitem__(self, index):
+        wave = self.read(self.files[index])
+        return {
+            "wave": wave,
+            "tokens": self.tokens([3, 1, index]),
+            **({"mask": self.masks} if self.masks.any() else {}),
+        }
+
+
+@pytest.mark.parametrize("tokens", [list, torch.tensor, np.array])
+def test_a_random_method_that_reads_the_file_itself_is_named(tmp_path, tokens):
+    with pytest.raises(SplitError, match="read, the first random step, gets no image, tensor or array"):
+        converted(Spoken(tmp_path, tokens, torch.zeros(0)), tmp_path / "s.mf")
+
+
+def test_what_takes_time_beside_a_file_that_a_random_method_reads_is_stored(tmp_path):
+    store = converted(Spoken(tmp_path, list, torch.ones(64, 64)), tmp_path / "s.mf")
+    assert next(iter(memfeed.Loader(store, 4)))["wave"].shape == (4, 32)
+
+
 def test_the_same_transform_comes_from_the_directory_and_from_a_second_call(tmp_path):
     store = converted(cifar(False), tmp_path / "s.mf")
     opened = memfeed.open(tmp_path / "s.mf")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -12,6 +13,8 @@ from memfeed.schema.names import display
 from memfeed.splitting.leaves import NONE, Form, Kind, from_stored, stored_count, to_stored
 from memfeed.splitting.recording import Entry, Node
 from memfeed.splitting.tracer import Callee
+
+_SMALL = 1 << 14  # bytes of labels or tokens
 
 
 @dataclass(frozen=True, eq=False)
@@ -90,6 +93,19 @@ class Read:
     def writes(self) -> bool:
         """True if a call changed, in place, what an earlier call or operation had made."""
         return any(entry.writes for _, entry in self.pattern.calls)
+
+    @property
+    def keeps_work(self) -> bool:
+        """True if a store keeps more than the path of a file that a random step reads, numbers, text and tokens."""
+        given = sum(entry.links.count(None) for _, entry in self.pattern.calls)
+        kinds = self.pattern.kinds
+        if any(kind.rank or kind.name == "encoded" for kind in kinds[:given]):
+            return True
+        pairs = zip(self.leaves[given:], kinds[given:], strict=True)
+        beside = [leaf for leaf, kind in pairs if kind.rank and not isinstance(leaf, list)]
+        if any(isinstance(leaf, str) and os.path.isfile(leaf) for leaf in self.leaves[:given]):
+            return sum(getattr(leaf, "nbytes", _SMALL) for leaf in beside) >= _SMALL
+        return bool(beside)
 
 
 def describe(kind: Kind) -> str:

@@ -181,7 +181,7 @@ def _proven(cut: Cut, rows: Sequence[int]) -> Proof:
         scanned = SCANNED_SEEDS if time.monotonic() - started < SCAN_SECONDS else 0
         proof.reads[index] = prove_row(cut, index, SEEDS, scanned=scanned, learns=True)
         proof.rows.append(index)
-    if not any(kind.rank or kind.name == "encoded" for pattern in cut.patterns for kind in pattern.kinds):
+    if not any(read.keeps_work for read in proof.reads.values()):
         callee = cut.patterns[0].calls[0][1].function
         more = "" if cut.tracer.in_order.get(callee.name, True) else _NOT_IN_ORDER
         raise SplitError(
