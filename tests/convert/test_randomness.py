@@ -164,6 +164,36 @@ def test_a_random_stream_is_caught(path):
     assert len(cache(RandomStream(), path, allow="random")) == 10
 
 
+class OwnIterator(IterableDataset):
+    """As PyTorchVideo's datasets: __iter__ begins anew and returns the dataset itself."""
+
+    def __init__(self, draw, seed=None):
+        self.draw, self.seed = draw, seed
+
+    def __iter__(self):
+        self.left = 10
+        if self.seed is not None:
+            random.seed(self.seed)
+        return self
+
+    def __next__(self):
+        if not self.left:
+            raise StopIteration
+        self.left -= 1
+        return self.left + self.draw()
+
+
+def test_a_random_stream_that_is_its_own_iterator_is_caught(path):
+    with pytest.raises(RandomDataError, match="iterating draws random numbers among its first 10 samples"):
+        cache(OwnIterator(random.random), path)
+    assert len(cache(OwnIterator(random.random), path, allow="random")) == 10
+
+
+@pytest.mark.parametrize(("draw", "seed"), [(float, None), (random.random, 3)])
+def test_a_fixed_stream_that_is_its_own_iterator_is_stored(path, draw, seed):
+    assert len(cache(OwnIterator(draw, seed), path)) == 10
+
+
 class RareStream(IterableDataset):
     def __init__(self, draw):
         self.draw = draw

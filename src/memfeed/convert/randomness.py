@@ -209,21 +209,21 @@ def require_same_together(dataset: Any, rows: Sequence[int]) -> None:
             )
 
 
-def check_iterable(dataset: Any) -> StreamDraws | None:
-    """Raise RandomDataError if an iterable that can be iterated again gives other samples under another seed.
+def check_iterable(dataset: Any) -> StreamDraws:
+    """Raise RandomDataError if an iterable gives other samples under another seed, unless it is its own iterator.
 
-    Return what notices later samples that are random; None if it can be iterated only once.
+    Return what notices later samples that are random, and those of an iterable that is its own iterator.
     """
     generators = Generators(dataset)
     with restored(generators):
         start, one_pass, states = generators.seed(0), iter(dataset), generators.save()
-        begin, another, other_states = generators.seed(1), iter(dataset), generators.save()
+        begin, another, others = generators.seed(1), iter(dataset), generators.save()
         if one_pass is another:
-            return None
+            return StreamDraws(dataset, generators, generators.moved(start, begin) - generators.moved(states, others))
         generators.restore(states)
         first = [map_leaves(values.copy_value, sample) for sample in itertools.islice(one_pass, REPEATED)]
         end = generators.save()
-        generators.restore(other_states)
+        generators.restore(others)
         second = [map_leaves(values.copy_value, sample) for sample in itertools.islice(another, REPEATED)]
         last = generators.save()
         if len(second) < len(first):
