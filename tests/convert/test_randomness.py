@@ -194,6 +194,21 @@ def test_a_fixed_stream_that_is_its_own_iterator_is_stored(path, draw, seed):
     assert len(cache(OwnIterator(draw, seed), path)) == 10
 
 
+class OnePass(IterableDataset):
+    def __init__(self):
+        self.samples = (i + random.random() for i in range(300))
+
+    def __iter__(self):
+        return self
+
+    def __next__(self):
+        return next(self.samples)
+
+
+def test_a_stream_that_can_be_iterated_once_has_one_draw(path):
+    assert len(cache(OnePass(), path)) == 300
+
+
 class RareStream(IterableDataset):
     def __init__(self, draw):
         self.draw = draw

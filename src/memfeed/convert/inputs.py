@@ -288,3 +288,12 @@ def _load_image(path: str) -> Any:
         return default_loader(path)
     except Exception as error:  # Pillow raises SyntaxError, ValueError and others of its own for bad files
         raise OSError(f"{path}: found no image that can be decoded ({type(error).__name__}: {error})") from error
+
+
+def has_one_pass(dataset: Any) -> bool:
+    """Return True for an iterator that iter() does not change: it goes on where it was, so it has no second epoch."""
+    before = dict(getattr(dataset, "__dict__", {}))
+    if not isinstance(dataset, Iterator) or iter(dataset) is not dataset:
+        return False
+    after = getattr(dataset, "__dict__", {})
+    return before.keys() == after.keys() and all(after[name] is value for name, value in before.items())

@@ -19,7 +19,7 @@ from torch.utils.data import Subset
 from torch.utils.data._utils import worker as torch_worker
 
 from memfeed.convert.changes import Watched
-from memfeed.convert.inputs import read_sample
+from memfeed.convert.inputs import has_one_pass, read_sample
 from memfeed.convert.watchdog import Watchdog
 from memfeed.convert.write_run import WritePlan
 from memfeed.errors import RandomDataError, SampleError, SchemaError, listed
@@ -271,7 +271,7 @@ class StreamDraws:
         self._check(before, count)
 
     def _check(self, before: list[Any], count: int) -> None:
-        if self._generators.moved(before, self._generators.save()) - self._seeded:
+        if self._generators.moved(before, self._generators.save()) - self._seeded and not has_one_pass(self._dataset):
             raise _random(self._dataset, f"iterating draws random numbers among its first {count} samples")
 
 
