@@ -126,6 +126,27 @@ def test_an_iterator_is_not_shared_by_workers(path):
         cache((i for i in range(100)), path, workers=2)
 
 
+class Itself(IterableDataset):
+    """Begins anew at each ``iter()``, which returns the dataset."""
+
+    def __iter__(self):
+        info = get_worker_info()
+        self.left = list(range(20)[info.id :: info.num_workers] if info else range(20))
+        return self
+
+    def __next__(self):
+        if not self.left:
+            raise StopIteration
+        return self.left.pop(0)
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_an_iterable_dataset_that_is_its_own_iterator_is_read_by_workers(path, workers):
+    rows = cache(Itself(), path, workers=workers)[:].tolist()
+    assert rows == (sorted(rows, key=lambda row: row % 2) if workers else list(range(20)))
+    assert sorted(rows) == list(range(20))
+
+
 def test_an_iterable_that_can_be_iterated_once(path):
     class Once(IterableDataset):
         def __init__(self):

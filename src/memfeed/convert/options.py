@@ -6,6 +6,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from typing import Any
 
 import msgspec
+from torch.utils.data import IterableDataset
 
 from memfeed.convert.forms import Forms, forms_of
 from memfeed.errors import FieldError, SchemaError, brief
@@ -137,7 +138,7 @@ def _check(dataset: Any, options: ConvertOptions) -> None:
             'found forms="lossy" without budget=; expected both, because a budget chooses the form: budget="60GB"; or '
             'a form by hand: forms="jpeg:95"'
         )
-    if workers and isinstance(dataset, Iterator):
+    if workers and isinstance(dataset, Iterator) and not isinstance(dataset, IterableDataset):
         raise ValueError(
             f"found workers={workers} for an iterator, which every worker would iterate whole; expected 0, or an "
             "IterableDataset that yields each worker its share, see torch.utils.data.get_worker_info"

@@ -205,7 +205,7 @@ def check_without_effect(given: Arguments, is_filled: bool) -> None:
     used = CACHING if is_filled else ()
     named = [name for name, default in WITHOUT_EFFECT.items() if getattr(given, name) != default and name not in used]
     if named:
-        reads = "the rows of the store that it fills" if is_filled else "worker processes"
+        reads = "the rows of its store" if is_filled else "worker processes"
         needs = "reads" if is_filled else "needs no"
         say_once(
             f"memfeed: Loader {needs} {reads}; without effect: {', '.join(named)} (it reads in this process, "

@@ -97,8 +97,7 @@ class Read:
     @property
     def keeps_work(self) -> bool:
         """True if a store keeps more than the path of a file that a random step reads, numbers, text and tokens."""
-        given = sum(entry.links.count(None) for _, entry in self.pattern.calls)
-        kinds = self.pattern.kinds
+        given, kinds = self.pattern.given, self.pattern.kinds
         if any(kind.rank or kind.name == "encoded" for kind in kinds[:given]):
             return True
         pairs = zip(self.leaves[given:], kinds[given:], strict=True)
