@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 from tensordict import NonTensorStack, TensorDict
-from torch.utils.data import Dataset, IterableDataset, TensorDataset
+from torch.utils.data import Dataset, IterableDataset, TensorDataset, get_worker_info
 
 import memfeed
 from memfeed.convert import probe
