@@ -30,10 +30,19 @@ def open_store(path: str | os.PathLike[str], *, types: type | Iterable[type] = (
         return store
     from memfeed.store.tensordict_dir import filled_rows  # a store of memfeed needs none of this
 
-    filled = filled_rows(path)
-    if filled is None or backing.row_count is None or filled >= backing.row_count:
+    if backing.row_count is None:
+        return store
+    filled = filled_rows(path, [backing.row_count, *_batch_of_a_row(store)])
+    if filled is None or filled >= backing.row_count:
         return store
     return store.subset(np.arange(filled))  # a replay buffer that is not full yet
+
+
+def _batch_of_a_row(store: Store) -> list[int]:
+    """Return the batch_size of one row of a TensorDict; [] if no tensor shows it."""
+    dims = max(store.schema.structure.batch_dims, 0)
+    shown = next((field.shape[:dims] for field in store.schema if field.kind == "fixed"), ())
+    return [dim for dim in shown if dim is not None]
 
 
 def open(path: str | os.PathLike[str], *, select: Names | None = None, types: type | Iterable[type] = ()) -> Store:
