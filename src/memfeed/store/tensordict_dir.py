@@ -46,8 +46,6 @@ from memfeed.system.messages import format_bytes, say_once
 from memfeed.system.temporary import TemporaryDirectory
 
 METADATA = "meta.json"
-STORAGE_METADATA = "storage_metadata.json"  # of TorchRL
-WRITER_METADATA = "writer/metadata.json"  # of TorchRL, beside the directory of the storage
 VERSION = 1  # of tensordict's layout; directories without a version are 0
 MOST_ENTRIES = 1 << 22
 MOST_SIZE_BYTES = 1 << 30  # of the files with the sizes of nested rows
@@ -98,52 +96,6 @@ def unpack(archive: Path) -> TemporaryDirectory:
         "directory, which is not copied"
     )
     return directory
-
-
-def filled_rows(root: Path, batch: Sequence[int]) -> int | None:
-    """Return how many rows of a replay buffer that TorchRL dumped are filled; None if TorchRL did not write it.
-
-    ``batch`` is the batch_size of the storage. Raises CorruptStoreError for metadata that cannot be read, StoreError if
-    it can mean several numbers of rows.
-    """
-    path = root / STORAGE_METADATA
-    if not os.path.lexists(path):
-        return None
-    found = _json_ints(path, "len")
-    if isinstance(found, str) or (found and found[0] < 0):
-        raise CorruptStoreError(
-            f"{path}: found {str(found)[:200]}; expected how many rows of the storage are filled: dump the replay "
-            "buffer again"
-        )
-    if not found or len(batch) == 1:
-        return found[0] if found else None
-    steps = found[0]  # of all dims that the buffer's ndim counts, which TorchRL does not write
-    sizes = [math.prod(batch[1:ndim]) for ndim in range(1, len(batch) + 1)]
-    choices = {steps // size for size in sizes if size and steps % size == 0 and steps // size <= batch[0]}
-    if len(choices) == 1:
-        return choices.pop()
-    writer = root.parent / WRITER_METADATA
-    written = _json_ints(writer, "write_count", "cursor") if os.path.lexists(writer) else []
-    if len(written) == 2 and not isinstance(written, str):
-        rows = min(written[0], batch[0])
-        if rows in choices and (rows == batch[0] or rows == written[1]):
-            return rows
-    raise StoreError(
-        f"{path}: found len {steps} for a storage of {list(batch)}, which can mean "
-        f"{' or '.join(map(str, sorted(choices))) or 'no number of'} filled rows; expected the buffer's writer in "
-        f"{writer} too: open the storage where rb.dumps(path) wrote it, or write the filled rows with "
-        "memfeed.cache(rb.storage[:], path)"
-    )
-
-
-def _json_ints(path: Path, *keys: str) -> list[int] | str:
-    """Return the values of those keys that a JSON file has; what was found instead, as text, if they are no ints."""
-    try:
-        found = json.loads(DirectoryReader(path.parent).read(path))
-        values = [found.get(key) for key in keys if found.get(key) is not None]
-    except (OSError, ValueError, AttributeError, RecursionError) as error:
-        return str(error)
-    return values if all(type(value) is int for value in values) else str(values)
 
 
 def _entry_paths(reader: DirectoryReader, directory: Path, entries: dict[str, dict[str, Any]]) -> dict[str, Path]:
