@@ -304,8 +304,8 @@ USE = (
     Known(
         "IterableDataset",
         "`memfeed.cache` it first, or give `cache=`: it is then written as a whole before the first batch, or, if it "
-        "is random, read as it is by a DataLoader, as a line says. The rows of several workers stand one worker after "
-        "the other; a DataLoader takes a batch of each in turn",
+        "is random, read as it is by a DataLoader, as a line says. Several workers take turns of 16 rows, those of a "
+        "DataLoader turns of a batch",
         "a store has rows; `shuffle=True` mixes them",
         "-> memfeed's LoaderError",
         ways=["IterableDataset"],

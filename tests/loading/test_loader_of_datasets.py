@@ -166,6 +166,29 @@ def test_an_iterable_is_written_before_the_first_batch(tmp_path, capsys):
         Loader(Stream(), 2)
 
 
+class Shares(IterableDataset):
+    def __iter__(self):
+        info = get_worker_info()
+        return iter(range(80) if info is None else range(info.id, 80, info.num_workers))
+
+
+@pytest.mark.parametrize("shuffle", [False, True])
+def test_a_line_says_in_which_turns_workers_read_an_iterable(tmp_path, capsys, shuffle):
+    say_once.cache_clear()
+    rows = torch.cat(list(Loader(Shares(), 5, shuffle=shuffle, num_workers=2, cache=tmp_path / "s.mf"))).tolist()
+    assert sorted(rows) == list(range(80))
+    assert ("the 2 workers take turns of 16 rows, where those of a DataLoader" in capsys.readouterr().err) != shuffle
+    turns = [
+        *range(0, 32, 2),
+        *range(1, 32, 2),
+        *range(32, 64, 2),
+        *range(33, 64, 2),
+        *range(64, 80, 2),
+        *range(65, 80, 2),
+    ]
+    assert (rows == turns) != shuffle
+
+
 def test_a_dataset_without_samples_has_no_batches(tmp_path, capsys):
     say_once.cache_clear()
     for empty in (Made([]), [], Subset(Made(sample, N), [])):

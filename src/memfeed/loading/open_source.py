@@ -190,11 +190,18 @@ def _beside_cache(source: Any, given: Arguments) -> Any:
         return source
     if isinstance(source, IterableDataset):
         from memfeed.convert.cache import cache
+        from memfeed.convert.jobs import STREAM_BLOCK
 
         _require_no_memo(given)
+        turns = (
+            f"; the {given.num_workers} workers take turns of {STREAM_BLOCK} rows, where those of a DataLoader take "
+            "turns of a batch: shuffle=True mixes the rows of all"
+            if given.num_workers > 1 and not given.shuffle
+            else ""
+        )
         say_once(
             f"memfeed: the samples of {type(source).__name__}, an IterableDataset, have no numbers: all are written to "
-            f"{path} before the first batch"
+            f"{path} before the first batch{turns}"
         )
         try:
             return cache(source, path, workers=given.num_workers, worker_init_fn=given.worker_init_fn)
