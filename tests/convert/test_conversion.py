@@ -184,3 +184,46 @@ def test_a_conversion_writes_the_same_bytes_with_any_number_of_workers(tmp_path,
     late = alone.path / "nested" / "0" / "late"
     assert late.joinpath("heap.bin").stat().st_size == 8 * (200 * 2 + 2), "no gap is left of the fixed column"
     memfeed.Loader(alone, 8, shuffle=True, seed=1).load_state_dict(state)
+
+
+class Captions(Made):
+    """Rows of which one, that no probe reads, has None where the others have text, bytes and a list."""
+
+    def __init__(self, missing=(301,), broken=-1):
+        super().__init__(self.sample, 400)
+        self.missing, self.broken = missing, broken
+
+    def sample(self, index):
+        if index == self.broken:
+            raise OSError("the disk")
+        values = f"text {index}", b"%d" % index, torch.full((1 + index % 2, 1 + index % 3), index)
+        return (index, *((None, None, None) if index in self.missing else values))
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_none_comes_late_where_the_others_are_text_bytes_or_lists(path, workers):
+    store = cache(Captions(), path, workers=workers)
+    assert [field.optional for field in store.schema] == [False, True, True, True]
+    assert all(equal(store[i], Captions()[i]) for i in range(400))
+    store.verify()
+    assert equal(store[300:303][1], ["text 300", None, "text 302"])
+    assert cache(Captions(), path).digest == store.digest
+
+
+def test_a_build_in_which_none_came_late_goes_on(path):
+    for broken in (320, 360):
+        with pytest.raises(SampleError):
+            cache(Captions((301, 350), broken), path, workers=0)
+    assert [i for i, sample in enumerate(cache(Captions((301, 350)), path, workers=0)) if sample[1] is None] == [
+        301,
+        350,
+    ]
+
+
+def test_late_none_in_other_columns_is_an_error_that_says_what_to_write(path):
+    for value, advice in ((torch.ones(3), "return a tensor in its place"), (7, r"fields={'value': \"json\"}")):
+        samples = [value] * 301 + [None] + [value] * 98
+        with pytest.raises(SchemaError, match=r"sample 301, field value: found None; expected .*" + advice):
+            cache(Made([{"value": sample} for sample in samples]), path, workers=0, overwrite=True)
+    with pytest.raises(SchemaError, match="field 1: found None; expected str, as like= or fields="):
+        cache(Captions(), path, workers=0, fields={"1": "str"}, overwrite=True)

@@ -51,6 +51,21 @@ class Pictures(Dataset):
         return {"image": np.full((*sides, 3), index, np.uint8), "id": index}
 
 
+class Titles(Dataset):
+    """Texts and lists of tensors, of which a few are None."""
+
+    def __len__(self):
+        return N
+
+    def __getitem__(self, index):
+        title, boxes = f"title {index}", torch.full((1 + index % 2, 1 + index % 3), float(index))
+        return {
+            "title": None if index in ODD[:2] else title,
+            "boxes": None if index in ODD[1:3] else boxes,
+            "id": index,
+        }
+
+
 def require_rows(batches, dataset, key):
     """All rows came once, and each is the one of the dataset."""
     samples = [sample for batch in batches for sample in batch]
@@ -66,11 +81,11 @@ def require_store(path, dataset):
 
 
 def tensors(sample):
-    return {**sample, "image": torch.as_tensor(sample["image"])} if isinstance(sample, dict) else sample
+    return {**sample, "image": torch.as_tensor(sample["image"])} if "image" in sample else sample
 
 
 @pytest.mark.parametrize("workers", [2, 0])
-@pytest.mark.parametrize(("make", "key"), [(Sounds, 2), (Pictures, "id")])
+@pytest.mark.parametrize(("make", "key"), [(Sounds, 2), (Pictures, "id"), (Titles, "id")])
 def test_every_row_comes_once_and_the_store_is_right(make, key, workers, tmp_path, capsys):
     dataset, path = make(), tmp_path / "s.mf"
     loader = Loader(dataset, BATCH, shuffle=True, seed=3, num_workers=workers, collate_fn=list, cache=path)
@@ -222,3 +237,8 @@ def test_columns_stay_for_whole_batches(options, tmp_path):
     loader = Loader(Sounds(), BATCH, num_workers=2, cache=tmp_path / "s.mf", **options)
     with pytest.raises(SchemaError, match=r"found dims \[15\]; expected float32 \[16\].*a collate_fn and no transform"):
         list(loader)
+
+
+def test_none_without_a_collate_fn_is_an_error_that_says_what_to_write(tmp_path):
+    with pytest.raises(SchemaError, match=r"field title: found None; expected str, as .*a collate_fn and no transform"):
+        list(Loader(Titles(), BATCH, cache=tmp_path / "s.mf"))

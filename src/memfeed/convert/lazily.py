@@ -26,7 +26,7 @@ from memfeed.convert.options import ConvertOptions
 from memfeed.convert.probe import ProbeResult, probe_input
 from memfeed.convert.write_run import promote_column
 from memfeed.errors import BuildError, SchemaError, StoreError, StoreNotFoundError, UnfitRowError
-from memfeed.schema.fields import Field
+from memfeed.schema.fields import NO_VALUE, Field, shown_dims
 from memfeed.store import format
 from memfeed.store.backing import Backing, filling_backing, switch_columns
 from memfeed.store.dataset_attributes import Attributes
@@ -292,16 +292,19 @@ def _take_unfit_shapes(build: Build, conversion: Conversion) -> None:
             before = build.schema.fields[found.field_index].decoded
         except (msgspec.DecodeError, IndexError):  # of a process that was killed as it wrote it
             continue
-        is_promotable = before.kind in ("fixed", "jagged") and found.field_index not in conversion.plan.fixed
-        differs = len(found.dims) == before.rank and any(
-            own not in (None, dim) for own, dim in zip(before.shape, found.dims, strict=True)
+        is_promotable = found.field_index not in conversion.plan.fixed
+        differs = (
+            before.kind in ("fixed", "jagged")
+            and len(found.dims) == before.rank
+            and any(own not in (None, dim) for own, dim in zip(before.shape, found.dims, strict=True))
         )
-        if is_promotable and differs:
+        lacks_none = found.dims == NO_VALUE and before.kind in ("str", "bytes", "list") and not before.optional
+        if is_promotable and (differs or lacks_none):
             promote_column(build, found.field_index, [found.dims])
             after = build.schema.fields[found.field_index].decoded
             if conversion.options.says:
                 write_line(
-                    f"memfeed: {conversion.target}: found dims {list(found.dims)} in field {before.name}, which was "
+                    f"memfeed: {conversion.target}: found {shown_dims(found.dims)} in field {before.name}, which was "
                     f"{before.describe()}; it is {after.describe()} from now on"
                 )
         files.remove(path)

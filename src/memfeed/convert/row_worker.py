@@ -16,6 +16,7 @@ from memfeed.convert.write_run import Report, RunWriter, WritePlan, flatten_samp
 from memfeed.errors import SampleError, SchemaError, UnfitRowError
 from memfeed.schema import values
 from memfeed.schema.codec import Packed
+from memfeed.schema.fields import shown_dims
 
 REREAD = "reread"
 """Requested in place of rows: compare some rows with the dataset once more, before the commit."""
@@ -200,7 +201,7 @@ class RowWorker:
     def _drift(self, row: int, field_index: int, shape: tuple[int, ...]) -> UnfitRowError:
         field, store = self._build.schema.fields[field_index].decoded, self._build.root.with_suffix("")
         return UnfitRowError(
-            f"sample {row}, field {field.name}: found dims {list(shape)}; expected {field.describe()}, as the samples "
+            f"sample {row}, field {field.name}: found {shown_dims(shape)}; expected {field.describe()}, as the samples "
             "had that were read first",
             "A store that is read while it is filled changes a column only for a Loader with a collate_fn and no "
             "transform: pass one that takes such samples, or write the store before it is read, once: "

@@ -16,7 +16,7 @@ from memfeed.convert.watchdog import Failure
 from memfeed.errors import NoSampleError, SchemaError, brief, listed
 from memfeed.schema import codec, values
 from memfeed.schema.codec import Packed, ShapeMismatchError
-from memfeed.schema.fields import Field, Node, Schema
+from memfeed.schema.fields import Field, Node, Schema, shown_dims
 from memfeed.schema.infer import promote
 from memfeed.schema.tree import Flattener, open_container
 from memfeed.store.in_memory import take_row
@@ -130,7 +130,7 @@ def _pack(plan: WritePlan, field_index: int, field: Field, column: Any, indices:
             if field_index not in plan.fixed:
                 raise
             text = (
-                f"found dims {list(error.shape)}; expected {field.describe()}, as like= or fields= (or the store that "
+                f"found {shown_dims(error.shape)}; expected {field.describe()}, as like= or fields= (or the store that "
                 "gets the rows) fixed it: change the sample, or leave that argument out"
             )
         named: Any = SchemaError(f"sample {indices[at]}, field {field.name}: {text}")

@@ -19,7 +19,7 @@ import torch
 
 from memfeed.codecs import Codec, codec_of
 from memfeed.errors import CorruptStoreError, SchemaError
-from memfeed.schema.fields import DTYPES, HEAP_OF_BYTES, Field
+from memfeed.schema.fields import DTYPES, HEAP_OF_BYTES, NO_VALUE, Field, shown_dims
 from memfeed.schema.values import (
     NUMPY_DTYPES,
     SCALAR_DTYPES,
@@ -76,7 +76,7 @@ class ShapeMismatchError(SchemaError):
     position = 0  # index of the value among those to be packed; see `pack`
 
     def __init__(self, field: Field, shape: tuple[int, ...]) -> None:
-        super().__init__(f"found dims {list(shape)}; expected {field.describe()}")
+        super().__init__(f"found {shown_dims(shape)}; expected {field.describe()}")
         self.shape = shape
 
 
@@ -118,6 +118,13 @@ def _to_tensor(field: Field, value: Any) -> torch.Tensor:
             raise SchemaError(f"found a list of {types}; expected {field.describe()}: numbers of one type")
         return torch.tensor(value, dtype=DTYPES[dtype], device="cpu")
     tensor = as_tensor(value)
+    if value is None:
+        instead = (
+            "return a tensor in its place, as of NaN or without entries"
+            if field.form == "tensor"
+            else f'return a value in its place, or keep None with memfeed.cache(..., fields={{{field.name!r}: "json"}})'
+        )
+        raise SchemaError(f"found None; expected {field.describe()}: {instead}")
     if tensor is None:
         raise SchemaError(f"found {type(value).__name__}; expected {field.describe()}")
     return tensor
@@ -185,6 +192,8 @@ def pack(field: Field, values: Sequence[Any], *, cast: bool = False) -> Packed:
         if field.kind in HEAP_OF_BYTES:
             texts: list[bytes | None] = []
             for position, value in enumerate(values):  # noqa: B007
+                if value is None and field.kind in ("str", "bytes") and not field.optional:
+                    raise ShapeMismatchError(field, NO_VALUE)
                 if value is None and field.optional:
                     texts.append(None)
                 else:
@@ -193,6 +202,8 @@ def pack(field: Field, values: Sequence[Any], *, cast: bool = False) -> Packed:
             return Packed([np.frombuffer(text, np.uint8) for text in texts if text], dims)
         buffers, shapes = [], []
         for position, value in enumerate(values):  # noqa: B007
+            if value is None and field.kind == "list" and not field.optional:
+                raise ShapeMismatchError(field, NO_VALUE)
             if value is None and field.optional:
                 shapes.append((-1,) * max(field.rank, 1))
                 continue

@@ -48,6 +48,9 @@ DEEPEST = 64
 RAW = "raw"
 """The form of a field that is not coded."""
 
+NO_VALUE = (-1,)
+"""The dims of None where a column of text, bytes or lists has had none so far."""
+
 HEAP_OF_BYTES: frozenset[str] = frozenset({"str", "bytes", "json", "coded"})
 
 _DTYPE_NAMES = [
@@ -292,3 +295,8 @@ class Schema(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
                 field = msgspec.structs.replace(field, lengths_of=first)
             fields.append(field)
         return Schema(fields=tuple(fields), structure=structure)
+
+
+def shown_dims(shape: tuple[int, ...]) -> str:
+    """Return the dims of a row as text for a message."""
+    return "None" if shape == NO_VALUE else f"dims {list(shape)}"

@@ -9,7 +9,7 @@ import msgspec
 import torch
 
 from memfeed.errors import FieldError, SchemaError, brief, listed
-from memfeed.schema.fields import Field, Kind, Node, Path, Schema, display, dtype_name
+from memfeed.schema.fields import NO_VALUE, Field, Kind, Node, Path, Schema, display, dtype_name
 from memfeed.schema.kept_tensors import SIZED_KEYS
 from memfeed.schema.names import StemAssigner, find_field
 from memfeed.schema.structure import Inference, LeafSpecs
@@ -206,7 +206,12 @@ def _as_record(structure: Node, types: Sequence[type]) -> Node:
 
 
 def promote(field: Field, shapes: Sequence[tuple[int, ...]]) -> Field:
-    """Return the field that also admits rows of these shapes: jagged if one dim varies, list if several do."""
+    """Return the field that also admits rows of these shapes: jagged if one dim varies, list if several do.
+
+    It has optional values if one of them is `NO_VALUE`.
+    """
+    if NO_VALUE in shapes and field.kind in ("str", "bytes", "list"):
+        return msgspec.structs.replace(field, optional=True)
     dims = tuple(
         None if dim is None or any(shape[i] != dim for shape in shapes) else dim for i, dim in enumerate(field.shape)
     )
