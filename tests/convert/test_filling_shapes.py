@@ -17,6 +17,8 @@ from memfeed.system.locks import close_lock
 from memfeed.system.threads import end_all
 from memfeed.testing import equal
 
+Image = pytest.importorskip("PIL.Image")
+
 N, BATCH = 90, 6
 PROBED = set(probe_indices(N))
 ODD = [row for row in (33, 47, 50, 71, 88) if row not in PROBED]
@@ -242,3 +244,36 @@ def test_columns_stay_for_whole_batches(options, tmp_path):
 def test_none_without_a_collate_fn_is_an_error_that_says_what_to_write(tmp_path):
     with pytest.raises(SchemaError, match=r"field title: found None; expected str, as .*a collate_fn and no transform"):
         list(Loader(Titles(), BATCH, cache=tmp_path / "s.mf"))
+
+
+class Modes(Dataset):
+    """PIL images of one mode, but for a few."""
+
+    def __init__(self, usual, *others, at=ODD):
+        self.modes = {**dict.fromkeys(range(N), usual), **dict(zip(at, others, strict=False))}
+
+    def __len__(self):
+        return N
+
+    def __getitem__(self, index):
+        values = np.random.default_rng(index).integers(0, 256, (6, 5, 4), dtype=np.uint8)
+        return Image.fromarray(values).convert("RGB").convert(self.modes[index])
+
+
+@pytest.mark.parametrize("usual", ["RGB", "L", "RGBA"])
+@pytest.mark.parametrize("at", [ODD, sorted(PROBED)[1:]], ids=["late", "probed"])
+def test_a_collate_fn_gets_the_images_of_a_few_in_their_own_modes(usual, at, tmp_path):
+    dataset = Modes(usual, *({"RGB", "L", "RGBA"} - {usual}), at=at)
+    loader = Loader(dataset, BATCH, collate_fn=list, cache=tmp_path / "s.mf")
+    for _ in range(2):
+        images = [image for batch in loader for image in batch]
+        assert [image.mode for image in images] == list(dataset.modes.values())
+        assert all(images[i].tobytes() == dataset[i].tobytes() for i in range(N))
+
+
+@pytest.mark.parametrize(("usual", "other"), [("L", "P"), ("RGB", "YCbCr"), ("RGBA", "CMYK"), ("RGB", "P"), ("L", "1")])
+def test_an_image_whose_channels_do_not_tell_its_mode_is_an_error(usual, other, tmp_path):
+    with pytest.raises(SchemaError, match=rf"sample {ODD[0]}, .* a PIL image of the mode {other}; .* convert it"):
+        list(Loader(Modes(usual, other), BATCH, collate_fn=list, cache=tmp_path / "s.mf"))
+    with pytest.raises(SchemaError, match=rf"sample {ODD[0]}, .* a PIL image of the mode {other}; .* convert it"):
+        memfeed.cache(Modes(usual, other), tmp_path / "t.mf", workers=0, progress=False)

@@ -42,7 +42,7 @@ from memfeed.convert.probe import ProbeResult, probe_input
 from memfeed.convert.processes import open_processes
 from memfeed.convert.ray_engine import TASK_SECONDS, connected, cpu_count, open_ray_tasks, pickle_dataset
 from memfeed.convert.staleness import compare_store, require_equal, require_equal_data, require_forms, stale
-from memfeed.convert.write_run import Report, RunWriter, WritePlan, flatten_sample, mark_skipped
+from memfeed.convert.write_run import Report, RunWriter, WritePlan, flatten_sample, mark_skipped, picture_fields
 from memfeed.errors import BuildError, MemfeedError, RandomDataError, StaleStoreError, StoreError
 from memfeed.schema.codec import Packed
 from memfeed.schema.compare import schema_difference
@@ -138,6 +138,7 @@ class Conversion:
             flattener=Flattener(inferred.structure),
             casts=inferred.casts,
             fixed=inferred.chosen_kinds,
+            pictures=picture_fields(inferred.schema, given.watched.leaf_makers if given.watched else {}),
             row_bytes=mean_row_bytes(packed),
             skip_errors=options.skips_errors,
             refuse_random=not options.allow_random and given.kind == "map" and options.recipe is None,

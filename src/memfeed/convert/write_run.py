@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import msgspec
@@ -39,6 +39,7 @@ class WritePlan(msgspec.Struct, frozen=True):
     skip_errors: bool = False
     refuse_random: bool = False
     is_read: bool = False
+    pictures: frozenset[int] = frozenset()  # of the fields that were PIL images of `PLAIN_MODES` when they were probed
 
     @property
     def rows_per_write(self) -> int:
@@ -123,6 +124,8 @@ def _pack(plan: WritePlan, field_index: int, field: Field, column: Any, indices:
     """
     pack = codec.pack_column if isinstance(column, np.ndarray | torch.Tensor) else codec.pack
     try:
+        if field_index in plan.pictures:
+            _require_pictures(column)
         return pack(field, column, cast=field_index in plan.casts)
     except SchemaError as error:
         at, text = getattr(error, "position", 0), str(error)
@@ -136,6 +139,26 @@ def _pack(plan: WritePlan, field_index: int, field: Field, column: Any, indices:
         named: Any = SchemaError(f"sample {indices[at]}, field {field.name}: {text}")
         named.position = at
         raise named from None
+
+
+def picture_fields(schema: Schema, makers: Mapping[Any, Any]) -> frozenset[int]:
+    """Return the indices of the fields of which ``makers``, by path, make PIL images of their rows."""
+    kinds = {path: maker.keywords["kind"].name for path, maker in makers.items()}
+    return frozenset(at for at, field in enumerate(schema) if kinds.get(field.path, "").startswith("PIL "))
+
+
+def _require_pictures(column: Sequence[Any]) -> None:
+    """Raise SchemaError for a value that is no PIL image from whose channels its mode can be told."""
+    for at, value in enumerate(column):
+        if values.is_pil(value) and value.mode in values.PLAIN_MODES:
+            continue
+        found = f"a PIL image of the mode {value.mode}" if values.is_pil(value) else brief(value)
+        named: Any = SchemaError(
+            f"found {found}; expected a PIL image of one of the modes {', '.join(values.PLAIN_MODES)}, as in the "
+            'samples that were read first: convert it in the dataset, as image.convert("RGB")'
+        )
+        named.position = at
+        raise named
 
 
 class RunWriter:

@@ -50,6 +50,10 @@ def class_of(value: Any) -> type:
     return found
 
 
+PLAIN_MODES = ("RGB", "L", "RGBA")
+"""The modes of Pillow that the number of channels tells."""
+
+
 def is_pil(value: Any) -> bool:
     """Return True for an image of Pillow."""
     image = sys.modules.get("PIL.Image")  # never imported here: a value can be an image only if it is loaded

@@ -24,7 +24,7 @@ from memfeed.schema.graphs import is_graph
 from memfeed.schema.names import Path, display
 from memfeed.schema.tensordicts import is_tensor_collection
 from memfeed.schema.tree import Flattener
-from memfeed.schema.values import class_of, is_pil
+from memfeed.schema.values import PLAIN_MODES, class_of, is_pil
 
 
 @dataclass(frozen=True)
@@ -303,7 +303,7 @@ def makers_of(samples: Sequence[Any], schema: Schema) -> dict[Path, Callable[[An
     for sample in samples:
         for field, leaf in zip(schema, Flattener(schema.structure)(sample), strict=True):
             name = "array" if type(leaf) is np.ndarray else ""
-            name = f"PIL {leaf.mode}" if is_pil(leaf) and leaf.mode in ("RGB", "L", "RGBA") else name
+            name = "PIL RGB" if is_pil(leaf) and leaf.mode in PLAIN_MODES else name  # `_pil` sees the others
             if names.setdefault(field.path, name) != name:
                 names[field.path] = ""
     return {path: partial(as_leaf, kind=Kind(name)) for path, name in names.items() if name}
@@ -387,5 +387,7 @@ def _pil(tensor: torch.Tensor, mode: str) -> Any:
     array = np.ascontiguousarray(tensor[0].numpy() if len(tensor) == 1 else tensor.numpy().transpose(1, 2, 0))
     if mode == "1":
         return Image.fromarray(array).convert("1")
+    if Image.getmodebands(mode) != len(tensor):  # an image of another mode than those that were read first
+        mode = {1: "L", 2: "LA", 3: "RGB", 4: "RGBA"}[len(tensor)]
     image = Image.fromarray(array)
     return image if image.mode == mode else Image.frombytes(mode, image.size, array.tobytes())
