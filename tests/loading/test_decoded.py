@@ -588,7 +588,10 @@ class Negatives(Dataset):
 
 def test_a_dataset_that_is_prepared_after_its_loader_was_made(tmp_path, capsys):
     loader = memfeed.Loader(Negatives(), 10, cache=tmp_path / "p.mf")
-    assert "each of the 4 samples that were read raises (sample" in capsys.readouterr().err
+    said = capsys.readouterr().err
+    assert "nothing is kept, as no sample can be read yet" in said
+    assert "each of the 4 samples that were read raises (sample" in said
+    assert not (tmp_path / "p.mf").exists()
     found = []
     for _ in range(2):
         loader.dataset.sample()
@@ -597,6 +600,31 @@ def test_a_dataset_that_is_prepared_after_its_loader_was_made(tmp_path, capsys):
     assert found[0] != found[1]
     with pytest.raises(memfeed.errors.SampleError, match="expected a dataset that is ready when its Loader is made"):
         memfeed.Loader(Negatives(), 10, require="samples")
+
+
+class Mended(Dataset):
+    """Its transform raises in the first run of a program, and is mended for the next one."""
+
+    def __init__(self, transform):
+        self.transform = transform
+
+    def __len__(self):
+        return 40
+
+    def __getitem__(self, index):
+        return self.transform(torch.full((3,), float(index)))
+
+
+def test_a_dataset_that_raised_and_was_mended_becomes_a_store(tmp_path):
+    def wrong(value):
+        return value + random.random() + value.missing
+
+    loader = memfeed.Loader(Mended(wrong), 10, cache=tmp_path / "p.mf")
+    with pytest.raises(AttributeError, match="missing"):
+        next(iter(loader))
+    loader = memfeed.Loader(Mended(torch.neg), 10, cache=tmp_path / "p.mf")
+    assert isinstance(loader, memfeed.Loader)
+    assert torch.cat(list(loader))[:, 0].tolist() == [-float(row) for row in range(40)]
 
 
 @pytest.mark.parametrize("given", [None, lambda worker: random.seed(100 + worker)], ids=["none", "given"])

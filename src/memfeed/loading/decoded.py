@@ -17,6 +17,7 @@ import numpy as np
 from torch.utils.data import IterableDataset
 from typing_extensions import TypeVar
 
+from memfeed.convert.splits import NotReadyError
 from memfeed.errors import LoaderError, listed
 from memfeed.loading.open_source import CannotCacheError
 from memfeed.loading.ranks import joined_world_size
@@ -158,6 +159,7 @@ def become_decoded(
 ) -> None:
     """Make a loader torch's own, with the arguments that torch has. With a path it is a `DecodedLoader`.
 
+    Not if no sample could be read: then nothing is kept, so that the path is free once the dataset is ready.
     ``base`` is `Loader`. With a path a few samples are read to say what it is worth; all generators are where they were
     afterwards. Raises the error of the dataset, or LoaderError, for arguments that only a loader of a store has, and
     for methods of a derived class, which would be lost.
@@ -182,10 +184,12 @@ def become_decoded(
     why = " ".join(str(refused).split())
     why = why if len(why) <= _REASON_WIDTH else f"{why[: _REASON_WIDTH - 3]}... (require='samples' raises all of it)"
     reading = None
-    if given.cache is None:
+    is_ready = not isinstance(refused.error, NotReadyError) or given.decoders is not None
+    if given.cache is None or not is_ready:
+        kept = "cache='PATH' keeps decoded files" if is_ready else "nothing is kept, as no sample can be read yet"
         say_once(
             f"memfeed: {type(dataset).__name__}: no store, so it is read as it is in every epoch, as by a DataLoader "
-            f"(cache='PATH' keeps decoded files): {why}"
+            f"({kept}): {why}"
         )
     else:
         path = resolve(given.cache)
