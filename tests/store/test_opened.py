@@ -54,6 +54,6 @@ def test_what_is_not_read_is_told(tmp_path):
 @pytest.mark.parametrize(("filled", "rows"), [(2, 2), (3, 3), (9, 3), (None, 3)])
 def test_a_replay_buffer_gives_the_rows_that_are_filled(tmp_path, monkeypatch, filled, rows):
     TensorDict({"a": torch.arange(3)}, [3]).memmap(tmp_path / "td")
-    monkeypatch.setattr("memfeed.store.tensordict_dir.filled_rows", lambda path: filled)
+    monkeypatch.setattr("memfeed.store.opened._filled_rows", lambda path, batch: filled)
     store = memfeed.open(tmp_path / "td")
     assert [store[i]["a"].item() for i in range(len(store))] == [0, 1, 2][:rows]
