@@ -19,7 +19,7 @@ from support import Made, cache, equal
         (torch.zeros(2, 1), r"sample 71, field x: found 2 dims \[2, 1\]; expected 1 \(float32 \[2\]\)"),
         ([1.0], r"sample 71"),
         ("text", r"sample 71, field x: found str; expected float32 \[2\]"),
-        (None, r"sample 71, field x: found NoneType; expected float32 \[2\]"),
+        (None, r"sample 71, field x: found None; expected float32 \[2\]"),
     ],
     ids=["dtype", "rank", "list", "text", "None"],
 )
