@@ -65,7 +65,7 @@ class Attributes(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, 
 
 
 class Kept(NamedTuple):
-    """What a new store is to keep beside its columns.
+    """The metadata, attributes and targets that a new store keeps beside its columns.
 
     ``targets`` are those of all samples of the dataset, int64 [samples]; then ``attributes.targets`` has their form.
     """

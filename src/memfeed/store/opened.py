@@ -33,9 +33,7 @@ def open_store(path: str | os.PathLike[str], *, types: type | Iterable[type] = (
             "is read; save such values as JSON"
         )
     store = Store(View(backing, as_types(types)))
-    if backing.manifest is not None or backing.verify is not None:
-        return store
-    if backing.row_count is None:
+    if backing.manifest is not None or backing.verify is not None or backing.row_count is None:
         return store
     filled = _filled_rows(path, [backing.row_count, *_batch_of_a_row(store)])
     if filled is None or filled >= backing.row_count:
