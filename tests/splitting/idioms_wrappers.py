@@ -342,3 +342,71 @@ def random_size():
         return x[:, :side, :side].clone()
 
     return Tensors(transform)
+
+
+class Reader:
+    """Opens the images of a dataset, and applies its transform: an object that is neither called nor indexed."""
+
+    def __init__(self, images, transform):
+        self.images, self.image_transforms = images, transform
+
+    def item(self, index):
+        return self.image_transforms(Image.fromarray(self.images[index]))
+
+
+class ReadBy(Dataset):
+    def __init__(self, reader):
+        self.reader, self.labels = reader, labels()
+
+    def __len__(self):
+        return len(self.labels)
+
+    def __getitem__(self, index):
+        return self.reader.item(index), self.labels[index]
+
+
+@TABLE.add("a reader object holds the transform", "torch", "batched", "an object that is neither called nor indexed")
+def reader():
+    return ReadBy(Reader(pictures(), crop()))
+
+
+class Augmenter:
+    """Random steps as methods of one object, with settings."""
+
+    def __init__(self, p, least):
+        self.p, self.least = p, least
+
+    def flip(self, array):
+        return array[:, ::-1].copy() if random.random() < self.p else array
+
+    def darken(self, array):
+        return (array * np.random.uniform(self.least, 1.0)).astype(np.uint8)
+
+
+class AugmentedBy(Dataset):
+    def __init__(self, augmenter):
+        self.augmenter, self.images, self.labels = augmenter, pictures(), labels()
+
+    def __len__(self):
+        return len(self.labels)
+
+    def __getitem__(self, index):
+        array = self.augmenter.flip(np.asarray(self.images[index]))
+        return torch.from_numpy(self.augmenter.darken(array)).permute(2, 0, 1), self.labels[index]
+
+
+@TABLE.add("the random steps are methods of an augmenter object", "NumPy", "sample")
+def augmenter():
+    return AugmentedBy(Augmenter(0.5, 0.7))
+
+
+@TABLE.add("a list of augmenter objects", "NumPy", "sample")
+def augmenters():
+    class Each(AugmentedBy):
+        def __getitem__(self, index):
+            array = np.asarray(self.images[index])
+            for one in self.augmenter:
+                array = one.flip(array)
+            return torch.from_numpy(array).permute(2, 0, 1), self.labels[index]
+
+    return Each([Augmenter(0.5, 0.7), Augmenter(0.2, 0.7)])

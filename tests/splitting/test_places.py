@@ -137,6 +137,43 @@ def test_a_wrong_name_tells_the_right_ones():
         find_places(Numbers(transform=double), "transfrom")
 
 
+class Helper:
+    def __init__(self, **parts):
+        self.__dict__.update(parts)
+
+    def augment(self, value):
+        return value
+
+
+def test_other_objects_are_searched_where_it_is_asked_for():
+    helper = Helper(transform=double, again=Helper(more=[negate]))
+    helper.owner = dataset = Numbers(reader=helper, both=[Helper(), Helper()], records=[Helper()] * 17)
+    assert not found(dataset)
+    places = {str(place): place for place in find_places(dataset, helpers=True)}
+    assert set(places) == {
+        "dataset.reader.transform",
+        "dataset.reader.augment",
+        "dataset.reader.again.more[0]",
+        "dataset.reader.again.augment",
+        "dataset.both[0].augment",
+        "dataset.both[1].augment",
+    }
+    changed = replaced(dataset, {places["dataset.reader.again.more[0]"].path: abs})
+    assert changed.reader.again.more == [abs]
+    assert helper.again.more == [negate]
+    assert [str(one) for one in find_places(dataset, "transform", helpers=True)] == ["dataset.reader.transform"]
+
+
+@pytest.mark.parametrize("name", ["__copy__", "__del__", "__getstate__", "__reduce__"])
+def test_objects_that_say_how_they_are_copied_or_end_are_not_searched(name):
+    cls = type("Open", (Helper,), {name: lambda self: None})
+    assert not find_places(Numbers(part=cls(transform=double)), helpers=True)
+
+
+def test_objects_of_other_packages_are_not_searched():
+    assert not find_places(Numbers(part=SimpleNamespace(transform=double)), helpers=True)
+
+
 def test_graphs_are_data_though_they_can_be_called():
     graph = pytest.importorskip("torch_geometric.data").Data(x=torch.ones(2, 3))
     assert callable(graph)

@@ -319,3 +319,20 @@ class Packed:
 def test_an_object_that_equals_only_itself_is_named():
     found = refusal(Tensors(v1.Compose([FLIP, lambda image: {"image": image, "packed": Packed(image)}])))
     assert found.startswith("found an object of test_refusals.Packed in field 0.packed of a sample, which equals no")
+
+
+def test_an_object_that_fails_as_a_copy_is_no_error_of_its_own():
+    class Augmenter:
+        def __init__(self):
+            self.own = id(self)
+
+        def flip(self, image):
+            if self.own != id(self):
+                raise RuntimeError("a copy")
+            return image[::-1].copy() if random.random() < 0.5 else image
+
+    class Own(Rows):
+        def __getitem__(self, index):
+            return self.augmenter.flip(self.images[index])
+
+    assert "no attribute or method of Own draws" in refusal(Own(augmenter=Augmenter()))

@@ -20,6 +20,8 @@ Key = tuple[str, Any]
 """("attribute", its name), ("item", index or key of a list or dict), or ("method", its name)."""
 _DEEPEST = 8
 _MOST = 256  # items of a container that are looked at
+_MOST_HELPERS = 16  # parts of a container with objects of the program: longer ones hold records
+_OF_COPIES = {"__copy__", "__del__", "__getstate__", "__reduce__", "__reduce_ex__"}
 _SEQUENCES = (list, tuple, torch.nn.Sequential, torch.nn.ModuleList)
 
 
@@ -35,14 +37,15 @@ class CallablePlace:
         return "dataset" + "".join(f"[{key!r}]" if kind == "item" else f".{key}" for kind, key in self.path)
 
 
-def find_places(dataset: Any, name: str | None = None) -> list[CallablePlace]:
+def find_places(dataset: Any, name: str | None = None, *, helpers: bool = False) -> list[CallablePlace]:
     """Return the callables that a dataset and those that it wraps hold, in attributes, lists, dicts and methods.
 
     Args:
         dataset: any.
         name: the attribute that holds the pipeline; None for all.
+        helpers: look into other objects too, of classes of the program or of the package of what holds them.
     """
-    found = list(_places(dataset, (), 0, {id(dataset)}))
+    found = list(_places(dataset, (), 0, {id(dataset)}, helpers))
     if name is None:
         return found
     named = [place for place in found if ("attribute", name) in place.path or ("method", name) in place.path]
@@ -128,7 +131,7 @@ def _set(owner: Any, name: str, value: Any) -> None:
         object.__setattr__(owner, name, value)
 
 
-def _places(owner: Any, path: tuple[Key, ...], depth: int, seen: set[int]) -> Iterator[CallablePlace]:
+def _places(owner: Any, path: tuple[Key, ...], depth: int, seen: set[int], helpers: bool) -> Iterator[CallablePlace]:
     if depth > _DEEPEST:
         return
     for key, value in _children(owner):
@@ -144,9 +147,9 @@ def _places(owner: Any, path: tuple[Key, ...], depth: int, seen: set[int]) -> It
             is_wrapper = "__wrapped__" in getattr(value, "__dict__", {})  # of functools: a copy of it is itself
             descends = not steps_in(value) and not is_code and not is_wrapper
         else:
-            descends = _is_owner(value)
+            descends = _is_owner(value) or (helpers and _holds_helpers(value, owner))
         if descends and id(value) not in seen:
-            yield from _places(value, where, depth + 1, seen | {id(value)})
+            yield from _places(value, where, depth + 1, seen | {id(value)}, helpers)
 
 
 def is_pipeline(value: Any) -> bool:
@@ -160,6 +163,27 @@ def _is_owner(value: Any) -> bool:
         parts = list(value.values() if isinstance(value, dict) else value)[:_MOST]
         return any(is_pipeline(part) or _is_dataset(part) or _is_owner(part) for part in parts)
     return _is_dataset(value)
+
+
+def _holds_helpers(value: Any, owner: Any) -> bool:
+    """Return True for an object that a dataset may leave its random steps to, and for a short container of some."""
+    if isinstance(value, dict | list | tuple):
+        parts = list(value.values() if isinstance(value, dict) else value) if len(value) <= _MOST_HELPERS else []
+        return any(_is_helper(part, owner) for part in parts)
+    return _is_helper(value, owner)
+
+
+def _is_helper(value: Any, owner: Any) -> bool:
+    """Return True for an object with attributes, of a class of the program or of the package of its owner.
+
+    A class that says how it is copied or ends does not count: a copy may lack a file, or close it.
+    """
+    if not isinstance(getattr(value, "__dict__", None), dict) or isinstance(value, type | types.ModuleType):
+        return False
+    package, of_owner = (type(one).__module__.partition(".")[0] for one in (value, owner))
+    defined = [item for cls in type(value).__mro__[:-1] for item in vars(cls).items()]
+    is_own = any(isinstance(one, types.FunctionType) and not is_installed(one) for _, one in defined)
+    return (package == of_owner or is_own) and _OF_COPIES.isdisjoint(name for name, _ in defined)
 
 
 def _is_dataset(value: Any) -> bool:
@@ -184,8 +208,9 @@ def _children(owner: Any) -> list[tuple[Key, Any]]:
 
 
 def _of_classes(owner: Any, inner: Mapping[str, Any]) -> Iterator[tuple[Key, Any]]:
-    """Yield the methods that a user wrote for a dataset: one may be its random step. Also yield steps of its class."""
-    if not _is_dataset(owner) or not hasattr(owner, "__dict__"):
+    """Yield the methods that a user wrote: one may be the random step. Also yield steps of the class."""
+    is_helper = not callable(owner) and not isinstance(owner, dict | list | tuple)
+    if not (_is_dataset(owner) or is_helper) or not hasattr(owner, "__dict__"):
         return
     for cls in type(owner).__mro__[:-1]:
         for name, value in vars(cls).items():

@@ -5,6 +5,7 @@ All three must be the same in every leaf and every bit, under the same states of
 
 from __future__ import annotations
 
+import contextlib
 import random
 import time
 from collections.abc import Callable, Sequence
@@ -19,7 +20,7 @@ from memfeed.splitting.cut import Cut, DrawsOutsideError
 from memfeed.splitting.generators import Generators, State, drawing_line
 from memfeed.splitting.leaves import ORIENTATION, copied_tree, require_comparable
 from memfeed.splitting.pattern import Pattern, Read, from_parts, to_parts
-from memfeed.splitting.places import find_places
+from memfeed.splitting.places import CallablePlace, find_places
 from memfeed.splitting.recording import Entry
 
 ROWS = 16
@@ -115,7 +116,21 @@ def prove(
     Raises:
         SplitError: no cut holds; the message says why.
     """
-    places = find_places(dataset, name)
+    places: list[CallablePlace] = []
+    try:
+        places = find_places(dataset, name)
+        return _prove_at(dataset, places, rows, cuts_fixed=cuts_fixed, whole=whole)
+    except SplitError:
+        with contextlib.suppress(Exception):  # other objects are looked into last: a copy of one may fail in any way
+            if len(more := find_places(dataset, name, helpers=True)) > len(places):
+                return _prove_at(dataset, more, rows, cuts_fixed=cuts_fixed, whole=whole)
+        raise
+
+
+def _prove_at(
+    dataset: Any, places: list[CallablePlace], rows: Sequence[int], *, cuts_fixed: bool, whole: bool
+) -> Proof | None:
+    """Do what `prove` does, with the callables at these places."""
     generators = Generators(dataset, *(place.value for place in places))
     states = generators.save()
     try:

@@ -179,10 +179,12 @@ class Tracer:
                 if unit.at and unit.steps[unit.at] == name[1]:
                     self._note_cut(self._running[1], args, kwargs)
             return marked._target(*args, **kwargs)
+        if name not in self.units and not self.calls_again:
+            return marked._target(*args, **kwargs)  # as other code of the dataset
         leaves, form = take_apart((args, kwargs))
         links = [run.node_of(leaf) for leaf in leaves] if run.has_nodes() else [None] * len(leaves)
-        if name not in self.units and not (self.calls_again and any(links)):
-            return marked._target(*args, **kwargs)  # as other code of the dataset
+        if name not in self.units and not any(links):
+            return marked._target(*args, **kwargs)
         return self._recorded(marked, form, leaves, links)
 
     # --- the tape
