@@ -336,3 +336,19 @@ def test_an_object_that_fails_as_a_copy_is_no_error_of_its_own():
             return self.augmenter.flip(self.images[index])
 
     assert "no attribute or method of Own draws" in refusal(Own(augmenter=Augmenter()))
+
+
+def test_a_refusal_names_the_step_of_another_object_that_draws():
+    class Augmenter:
+        def choose(self):
+            self.flips = random.random() < 0.5
+
+        def apply(self, image):
+            return image[::-1].copy() if self.flips else image
+
+    class Own(Rows):
+        def __getitem__(self, index):
+            self.augmenter.choose()
+            return self.augmenter.apply(self.images[index])
+
+    assert "dataset.augmenter.choose draws, and that nothing of its result" in refusal(Own(augmenter=Augmenter()))

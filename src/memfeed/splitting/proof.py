@@ -5,7 +5,6 @@ All three must be the same in every leaf and every bit, under the same states of
 
 from __future__ import annotations
 
-import contextlib
 import random
 import time
 from collections.abc import Callable, Sequence
@@ -120,17 +119,19 @@ def prove(
     try:
         places = find_places(dataset, name)
         return _prove_at(dataset, places, rows, cuts_fixed=cuts_fixed, whole=whole)
-    except SplitError:
-        with contextlib.suppress(Exception):  # other objects are looked into last: a copy of one may fail in any way
+    except SplitError as first:
+        try:  # other objects are looked into last: a copy of one may fail in any way
             if len(more := find_places(dataset, name, helpers=True)) > len(places):
                 return _prove_at(dataset, more, rows, cuts_fixed=cuts_fixed, whole=whole)
+        except Exception as error:
+            if isinstance(first, DrawsOutsideError) and isinstance(error, SplitError):
+                raise error from None
         raise
 
 
 def _prove_at(
     dataset: Any, places: list[CallablePlace], rows: Sequence[int], *, cuts_fixed: bool, whole: bool
 ) -> Proof | None:
-    """Do what `prove` does, with the callables at these places."""
     generators = Generators(dataset, *(place.value for place in places))
     states = generators.save()
     try:
@@ -393,7 +394,7 @@ def _not_drawn(dataset: Any, generators: Generators, rows: Sequence[int]) -> Spl
             "moved; expected samples that depend on the index and on random numbers alone, and not on state that "
             "outlives a read (a counter, the time, a generator of the system)"
         )
-    return SplitError(
+    return DrawsOutsideError(
         f"found that samples depend on random numbers which no attribute or method of {type(dataset).__name__} draws"
         f"{where}; expected a pipeline in an attribute of the dataset, as self.transform = Compose([...])"
     )
