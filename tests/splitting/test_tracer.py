@@ -1,16 +1,21 @@
 """Which callables of a dataset draw, and whether sequences run their steps in order."""
 
 import copy
+import pickle
 import random
 
 import pytest
 import torch
-from idiom import Tensors
+from idiom import Rows, Tensors
+from idioms_wrappers import AugmentedBy, Augmenter, Wrapper
+from torch.utils.data import ConcatDataset
 from torchvision.transforms import v2
 
+from memfeed.schema.compare import equal
 from memfeed.splitting.cut import Cut
 from memfeed.splitting.generators import Generators
 from memfeed.splitting.places import find_places
+from memfeed.splitting.proof import prove, rows_to_prove
 from memfeed.splitting.tracer import Marked
 
 FLIP, CROP = v2.RandomHorizontalFlip(), v2.CenterCrop(24)
@@ -117,3 +122,42 @@ def test_a_marked_callable_that_is_a_container_has_items():
     marked["c"] = 3
     assert words == {"a": 1, "b": 2, "c": 3}
     assert not hasattr(type(Marked(tracer, (0, ()), CROP, CROP)), "__len__")
+
+
+class ByMethod(Rows):
+    def __getitem__(self, index):
+        return self.flip(self.images[index]), index
+
+    def flip(self, image):
+        return image[::-1].copy() if random.random() < 0.5 else image
+
+
+@pytest.mark.parametrize(
+    "dataset",
+    [ByMethod(), ConcatDataset([ByMethod()]), Wrapper(ByMethod()), AugmentedBy(Augmenter(0.5, 0.7))],
+    ids=["a method", "of a part", "of an inner dataset", "of another object"],
+)
+def test_another_process_reads_what_this_one_does(dataset):
+    """A method is pickled by its name, under which the copy of its object holds a mark."""
+    cut = prove(dataset, rows_to_prove(len(dataset))).cut
+    copied = pickle.loads(pickle.dumps(cut))
+    for index in range(8):
+        cut.generators.seed(index, 0)
+        mine = cut.read(index)
+        copied.generators.seed(index, 0)
+        other = copied.read(index)
+        assert equal(mine.sample, other.sample)
+        assert equal(mine.leaves, other.leaves)
+        assert not mine.pattern.differs_from(other.pattern)
+
+
+def test_a_mark_of_a_function_is_pickled_by_value():
+    """As Ray pickles a dataset: cloudpickle reads the code of what says that it is a function."""
+    cloudpickle = pytest.importorskip("cloudpickle")
+    dataset = Rows(lambda image: image.transpose(0) if random.random() < 0.5 else image)
+    cut = prove(dataset, rows_to_prove(len(dataset))).cut
+    copied = pickle.loads(cloudpickle.dumps(cut))
+    cut.generators.seed(3, 0)
+    mine = cut.read(3)
+    copied.generators.seed(3, 0)
+    assert equal(mine.sample, copied.read(3).sample)

@@ -48,6 +48,13 @@ def _remade(names: tuple[str, ...]) -> Marked:
     return object.__new__(_with_methods(names))
 
 
+class _OfClass(NamedTuple):
+    """A method as its class has it, in the pickle of a mark."""
+
+    owner: Any
+    name: str
+
+
 class Marked:
     """A callable in its place in a copy of the dataset. It tells a `Tracer` of each call.
 
@@ -69,8 +76,12 @@ class Marked:
 
     @property  # type: ignore[misc]
     def __class__(self) -> Any:
-        """The class of the callable: code that asks `isinstance` gets the same answer."""
-        return type(self.__dict__["_original"])
+        """The class of the callable: code that asks `isinstance` gets the same answer.
+
+        A mark of a function says its own: what asks for functions, as cloudpickle does, reads their code.
+        """
+        cls = type(self.__dict__["_original"])
+        return type(self) if cls is types.FunctionType else cls
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__") or name in ("_tracer", "_name", "_target", "_original"):
@@ -93,10 +104,18 @@ class Marked:
 
     def __reduce__(self) -> Any:
         names = tuple(name for name in vars(type(self)) if name[2:-2] in _OF_CONTAINERS)
-        return _remade, (names,), dict(self.__dict__)  # a method of a copy refers to what refers to it
+        state, target = dict(self.__dict__), self._target  # a method of a copy refers to what refers to it
+        if isinstance(target, types.MethodType):
+            name = target.__func__.__name__
+            if getattr(type(target.__self__), name, None) is target.__func__:  # its copy has a mark under this name
+                state["_target"] = _OfClass(target.__self__, name)
+        return _remade, (names,), state
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update(state)
+        target = state["_target"]
+        if isinstance(target, _OfClass):
+            target = getattr(type(target.owner), target.name).__get__(target.owner)
+        self.__dict__.update(state, _target=target)
 
 
 @dataclass
