@@ -170,6 +170,15 @@ def test_objects_that_say_how_they_are_copied_or_end_are_not_searched(name):
     assert not find_places(Numbers(part=cls(transform=double)), helpers=True)
 
 
+def test_objects_that_refer_to_one_another_are_searched_once():
+    parts = [Helper() for _ in range(12)]
+    for one in parts:
+        one.others = [other for other in parts if other is not one]
+    assert len(find_places(Numbers(parts=parts), helpers=True)) == len(parts)
+    trees = [Helper(parts=[Helper(parts=[Helper() for _ in range(16)]) for _ in range(16)]) for _ in range(16)]
+    assert 100 < len(find_places(Numbers(trees=trees), helpers=True)) <= 256
+
+
 def test_objects_of_other_packages_are_not_searched():
     assert not find_places(Numbers(part=SimpleNamespace(transform=double)), helpers=True)
 

@@ -43,9 +43,10 @@ def find_places(dataset: Any, name: str | None = None, *, helpers: bool = False)
     Args:
         dataset: any.
         name: the attribute that holds the pipeline; None for all.
-        helpers: look into other objects too, of classes of the program or of the package of what holds them.
+        helpers: look into other objects too, of classes of the program or of the package of what holds them; into each
+            where it is found first.
     """
-    found = list(_places(dataset, (), 0, {id(dataset)}, helpers))
+    found = list(_places(dataset, (), 0, {id(dataset)}, set() if helpers else None))
     if name is None:
         return found
     named = [place for place in found if ("attribute", name) in place.path or ("method", name) in place.path]
@@ -131,7 +132,10 @@ def _set(owner: Any, name: str, value: Any) -> None:
         object.__setattr__(owner, name, value)
 
 
-def _places(owner: Any, path: tuple[Key, ...], depth: int, seen: set[int], helpers: bool) -> Iterator[CallablePlace]:
+def _places(
+    owner: Any, path: tuple[Key, ...], depth: int, seen: set[int], helpers: set[int] | None
+) -> Iterator[CallablePlace]:
+    """Yield the callables of an owner. ``helpers`` are the other objects that were looked into, None to enter none."""
     if depth > _DEEPEST:
         return
     for key, value in _children(owner):
@@ -146,8 +150,11 @@ def _places(owner: Any, path: tuple[Key, ...], depth: int, seen: set[int], helpe
             is_code = isinstance(value, types.FunctionType | types.MethodType | torch.jit.ScriptModule)
             is_wrapper = "__wrapped__" in getattr(value, "__dict__", {})  # of functools: a copy of it is itself
             descends = not steps_in(value) and not is_code and not is_wrapper
-        else:
-            descends = _is_owner(value) or (helpers and _holds_helpers(value, owner))
+        elif helpers is None or _is_owner(value):
+            descends = _is_owner(value)
+        else:  # each once, and not all of a large tree: they may refer to one another in many ways
+            descends = id(value) not in helpers and len(helpers) < _MOST and _holds_helpers(value, owner)
+            helpers |= {id(value)} if descends else set()
         if descends and id(value) not in seen:
             yield from _places(value, where, depth + 1, seen | {id(value)}, helpers)
 
