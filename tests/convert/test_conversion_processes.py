@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+import zipfile
 
 import numpy as np
 import pytest
@@ -40,6 +41,32 @@ def test_a_killed_worker_leaves_a_build_that_resumes(path):
     assert not path.exists()
     store = cache(dataset, path, workers=2)
     assert [int(row[0]) for row in store] == list(range(200))
+
+
+@pytest.mark.skipif(not os.path.exists("/proc/self/fd"), reason="no /proc")
+def test_processes_do_not_move_each_other_in_an_open_file(path, tmp_path):
+    (tmp_path / "records").write_bytes(b"".join(i.to_bytes(4096, "little") for i in range(200)))
+
+    def record(index):
+        file.seek(index * 4096)
+        time.sleep(0.0002)
+        return int.from_bytes(file.read(8), "little")
+
+    with open(tmp_path / "records", "rb") as file:
+        assert list(cache(Made(record, 200), path, workers=2)) == list(range(200))
+        loader = memfeed.Loader(Made(record, 200), None, num_workers=2, cache=path.with_name("filled.mf"))
+        assert [int(row) for row in loader] == list(range(200))
+        loader.store.finish()
+
+
+@pytest.mark.skipif(not os.path.exists("/proc/self/fd"), reason="no /proc")
+def test_processes_read_one_open_archive(path, tmp_path):
+    with zipfile.ZipFile(tmp_path / "records.zip", "w") as archive:
+        for i in range(200):
+            archive.writestr(str(i), str(i).rjust(9000))
+    with zipfile.ZipFile(tmp_path / "records.zip") as archive:
+        store = cache(Made(lambda i: int(archive.read(str(i))), 200), path, workers=2)
+        assert list(store) == list(range(200))
 
 
 @pytest.mark.parametrize("workers", [0, 2])

@@ -1,10 +1,13 @@
-"""File descriptors: open files to read, limit how many are open, raise the system's limit when it is reached."""
+"""File descriptors: open files to read, limit how many are open, raise the system's limit, part from a parent's."""
 
 from __future__ import annotations
 
+import contextlib
 import errno
+import fcntl
 import os
 import resource
+import stat
 import weakref
 from collections.abc import Callable
 from pathlib import Path
@@ -40,6 +43,32 @@ def open_read(path: Path) -> int:
     """Return a descriptor to read a file. Follows no symbolic link, and does not wait for the writer of a pipe."""
     flags = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
     return with_descriptors(lambda: os.open(path, flags))
+
+
+def part_from_parent() -> None:
+    """Give a forked process its own position in each file that it has open to read.
+
+    It shares that of its parent: where both seek in a file of a dataset and then read, one reads at the other's place.
+    Where the system has no /proc, as macOS, nothing changes.
+    """
+    with contextlib.suppress(FileNotFoundError):
+        for name in os.listdir("/proc/self/fd"):
+            with contextlib.suppress(OSError):  # that of the listing itself, or a file that cannot be opened any more
+                _open_again(int(name))
+
+
+def _open_again(fd: int) -> None:
+    """Open the file of a descriptor again, under the same number, if it is a regular file that is only read."""
+    flags = fcntl.fcntl(fd, fcntl.F_GETFL)
+    if fd <= 2 or flags & os.O_ACCMODE != os.O_RDONLY or not stat.S_ISREG(os.fstat(fd).st_mode):
+        return
+    place = os.lseek(fd, 0, os.SEEK_CUR)
+    own = with_descriptors(lambda: os.open(f"/proc/self/fd/{fd}", flags | os.O_CLOEXEC))
+    try:
+        os.lseek(own, place, os.SEEK_SET)
+        os.dup2(own, fd, os.get_inheritable(fd))
+    finally:
+        os.close(own)
 
 
 class FileHandles:
