@@ -1,13 +1,16 @@
 """Places of callables: what is found where, and copies of a dataset with other callables there."""
 
+import collections.abc
 import functools
 import operator
 from types import SimpleNamespace
 
+import h5py
 import pytest
 import torch
 from torch.utils.data import ConcatDataset, Dataset, Subset
 
+import memfeed
 from memfeed.errors import SplitError
 from memfeed.splitting.places import find_places, replaced, steps_in
 
@@ -95,6 +98,30 @@ def test_static_and_class_methods_are_found():
         add = staticmethod(operator.add)
 
     assert set(found(Own())) == {"dataset.augment", "dataset.read"}
+
+
+def test_methods_of_the_standard_library_are_no_steps():
+    class Volumes(Numbers, collections.abc.MutableMapping):  # as h5py.File is
+        __setitem__ = __delitem__ = __iter__ = None
+
+        def augment(self, value):
+            return value
+
+    assert set(found(Volumes())) == {"dataset.augment"}
+
+
+def test_an_open_hdf5_file_is_not_copied(tmp_path):
+    with h5py.File(tmp_path / "data.h5", "w") as file:
+        file["x"] = torch.arange(40).reshape(20, 2)
+
+    class Rows(Numbers):
+        def __getitem__(self, index):
+            return self.transform(torch.from_numpy(self.file["x"][index]))
+
+    with h5py.File(tmp_path / "data.h5") as file:
+        dataset = Rows(file=file, transform=lambda x: x + torch.randint(0, 1000, (1,)))
+        store = memfeed.cache(dataset, None, split=True, progress=False)
+    assert torch.equal(store.column("input"), torch.arange(8).reshape(4, 2))
 
 
 def test_what_copies_to_itself_stays_as_it_is():

@@ -252,7 +252,7 @@ def is_generator(value: Any) -> bool:
 
 def is_installed(function: types.FunctionType) -> bool:
     """Return True for a function of a library: its generators are attributes of its objects and classes."""
-    return function.__code__.co_filename.startswith(LIBRARIES)
+    return function.__code__.co_filename.startswith((*LIBRARIES, "<frozen"))  # as collections.abc is
 
 
 def names_used(code: types.CodeType) -> Iterator[str]:
