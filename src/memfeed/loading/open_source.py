@@ -201,7 +201,7 @@ def _beside_cache(source: Any, given: Arguments) -> Any:
         )
         say_once(
             f"memfeed: the samples of {type(source).__name__}, an IterableDataset, have no numbers: all are written to "
-            f"{path} before the first batch{turns}"
+            f"{path} before the first batch, unless they are random{turns}"
         )
         try:
             return cache(source, path, workers=given.num_workers, worker_init_fn=given.worker_init_fn)
