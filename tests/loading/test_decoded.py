@@ -586,6 +586,22 @@ class Negatives(Dataset):
         return index, self.items[index]
 
 
+def test_a_dataset_that_gives_samples_in_turn_is_told_that_some_were_read(tmp_path, capsys):
+    class Turns(Dataset):
+        at = 0
+
+        def __len__(self):
+            return 40
+
+        def __getitem__(self, _):
+            self.at += 1
+            return self.at
+
+    loader = memfeed.Loader(Turns(), 8, cache=tmp_path / "turns.mf")
+    assert next(iter(loader))[0] > 1
+    assert "Turns: some samples were read to find that out. If it gives them in turn" in capsys.readouterr().err
+
+
 def test_a_dataset_that_is_prepared_after_its_loader_was_made(tmp_path, capsys):
     loader = memfeed.Loader(Negatives(), 10, cache=tmp_path / "p.mf")
     said = capsys.readouterr().err

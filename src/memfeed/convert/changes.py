@@ -16,7 +16,7 @@ import torch
 from memfeed.convert.digests import PARTIAL, Digest, differ_in_all, digest_attributes, hash_value
 from memfeed.convert.file_digests import digest_files, digest_single_files
 from memfeed.convert.plain_data import DEEPEST, MOST_PARTS, Leaf, attributes_of, is_array, is_owner, leaves_of
-from memfeed.errors import brief
+from memfeed.errors import RandomDataError, brief
 
 EPOCH_SECONDS = 0.1  # that hashing may take when an epoch begins; of the largest attributes some values are hashed
 MOST_SETTINGS = 10_000
@@ -25,6 +25,10 @@ SMALL_BYTES = 1 << 16  # an array of a pipeline with more is no setting
 _GENERATORS = (random.Random, torch.Generator, np.random.Generator, np.random.RandomState, np.random.BitGenerator)
 _PLAIN = (bool, int, float, complex, str, bytes, type(None), torch.dtype, torch.device, torch.Size, enum.Enum, type)
 _OF_MODULES = ("_modules", "_parameters", "_buffers")
+
+
+class OwnStateError(RandomDataError):
+    """A sample differs when it is read again, though no generator moved: by what a read leaves in the dataset."""
 
 
 class State(NamedTuple):

@@ -18,7 +18,7 @@ import torch
 from torch.utils.data import Subset
 from torch.utils.data._utils import worker as torch_worker
 
-from memfeed.convert.changes import Watched
+from memfeed.convert.changes import OwnStateError, Watched
 from memfeed.convert.inputs import has_one_pass, read_sample
 from memfeed.convert.watchdog import Watchdog
 from memfeed.convert.write_run import WritePlan
@@ -151,16 +151,16 @@ def read_checked(
     return sample
 
 
-def _own(dataset: Any, found: str, attributes: Sequence[str]) -> RandomDataError:
+def _own(dataset: Any, found: str, attributes: Sequence[str]) -> OwnStateError:
     """Return the error for a sample that differs though no global generator moved."""
     if not attributes:
         hint = (
             "no global generator moved: it has a generator of its own, or writes to its own data (then return a copy)"
         )
-        return _random(dataset, f"{found}, and {hint}")
+        return OwnStateError(*_random(dataset, f"{found}, and {hint}").args)
     first = attributes[0] if attributes[0].isidentifier() else "data"
     changed = listed([f"dataset.{one}" for one in attributes])
-    return RandomDataError(
+    return OwnStateError(
         f"found that the dataset changes its own data when it is read: {found}, no generator moved, and {changed} has "
         "other values than before; expected data that stays as it is, because a store keeps what is read first. Write "
         f"to a copy in __getitem__: x = self.{first}[i].clone(), or .copy() of an array; or pass allow='random' to "
