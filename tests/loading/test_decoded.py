@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image, ImageFile
-from torch.utils.data import DataLoader, Dataset, IterableDataset, get_worker_info
+from torch.utils.data import DataLoader, Dataset, IterableDataset, Subset, get_worker_info
 
 import memfeed
 from memfeed.errors import LoaderError, RandomDataError, SchemaError
@@ -586,20 +586,42 @@ class Negatives(Dataset):
         return index, self.items[index]
 
 
-def test_a_dataset_that_gives_samples_in_turn_is_told_that_some_were_read(tmp_path, capsys):
-    class Turns(Dataset):
-        at = 0
+class Turns(Dataset):
+    at = 0
 
-        def __len__(self):
-            return 40
+    def __len__(self):
+        return 40
 
-        def __getitem__(self, _):
-            self.at += 1
-            return self.at
+    def __getitem__(self, _):
+        self.at += 1
+        return self.at
 
-    loader = memfeed.Loader(Turns(), 8, cache=tmp_path / "turns.mf")
-    assert next(iter(loader))[0] > 1
-    assert "Turns: some samples were read to find that out. If it gives them in turn" in capsys.readouterr().err
+
+class Patches(Dataset):
+    """A queue of random patches, whatever the index, as TorchIO has it."""
+
+    def __init__(self):
+        self.queue = []
+
+    def __len__(self):
+        return 40
+
+    def __getitem__(self, _):
+        if not self.queue:
+            self.queue = [random.random() for _ in range(1000)]
+        return self.queue.pop()
+
+
+@pytest.mark.parametrize("kind", [Turns, Patches, lambda: Subset(Patches(), range(20))])
+def test_a_dataset_that_gives_samples_in_turn_is_told_that_some_were_read(tmp_path, capsys, kind):
+    loader = memfeed.Loader(kind(), 8, cache=tmp_path / "turns.mf")
+    assert type(loader) is DecodedLoader
+    assert ": some samples were read to find that out. If it gives them in turn" in capsys.readouterr().err
+
+
+def test_a_random_dataset_that_stays_as_it_is_is_not_told(tmp_path, capsys):
+    memfeed.Loader(Made(lambda _: random.random(), 40), 8, cache=tmp_path / "random.mf")
+    assert "in turn" not in capsys.readouterr().err
 
 
 def test_a_dataset_that_is_prepared_after_its_loader_was_made(tmp_path, capsys):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -134,6 +135,16 @@ def _attributes_inside(dataset: Any) -> list[dict[str, Any]]:
             parts = own.get("datasets", ())
             ahead += [own.get("dataset"), *(parts if isinstance(parts, list | tuple) else ())]
     return list(found.values())
+
+
+def places_in_turn(dataset: Any) -> dict[tuple[int, str], int]:
+    """Return the ints of a dataset, and the lengths of its lists: they change if it gives its samples in turn."""
+    return {
+        (id(inner), name): value if isinstance(value, int) else len(value)
+        for inner in _attributes_inside(dataset)
+        for name, value in inner.items()
+        if type(value) in (int, list, deque)
+    }
 
 
 class NotReadyError(SampleError, SplitError):

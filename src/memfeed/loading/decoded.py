@@ -17,7 +17,6 @@ import numpy as np
 from torch.utils.data import IterableDataset
 from typing_extensions import TypeVar
 
-from memfeed.convert.changes import OwnStateError
 from memfeed.convert.splits import NotReadyError
 from memfeed.errors import LoaderError, listed
 from memfeed.loading.open_source import CannotCacheError
@@ -200,10 +199,11 @@ def become_decoded(
             f"memfeed: {path}: no store, neither batched nor sample by sample, but decoded files are kept, and the "
             f"dataset is read as it is in every epoch: {why}\nmemfeed: {worth}"
         )
-    if isinstance(refused.error, OwnStateError):
+    if refused.moved:
         say_once(
             f"memfeed: {type(dataset).__name__}: some samples were read to find that out. If it gives them in turn, "
-            "whatever the index, the first epoch goes on after these: a DataLoader of torch begins with the first one"
+            "whatever the index, its first epoch goes on after these (with num_workers each epoch): a DataLoader of "
+            "torch begins with the first one"
         )
     if joined_world_size() > 1 and given.sampler is None and given.batch_sampler is None:
         say_once(

@@ -48,11 +48,14 @@ class Source(NamedTuple):
 
 
 class CannotCacheError(Exception):
-    """No store can be made of a dataset, and it may be read as it is; the message says why."""
+    """No store can be made of a dataset, and it may be read as it is; the message says why.
 
-    def __init__(self, reason: str, error: MemfeedError | None = None) -> None:
+    ``moved``: to find that out has changed its own data, so it may give other samples than before.
+    """
+
+    def __init__(self, reason: str, error: MemfeedError | None = None, *, moved: bool = False) -> None:
         super().__init__(reason)
-        self.error = error
+        self.error, self.moved = error, moved
 
 
 def open_source(dataset: Any, given: Arguments) -> Source:
@@ -82,6 +85,8 @@ def _fill_store(dataset: Any, given: Arguments) -> Store:
             "store.transform, or {} for none"
         )
     from memfeed.convert.cache import cache  # loaders of stores need no conversion
+    from memfeed.convert.changes import OwnStateError
+    from memfeed.convert.splits import places_in_turn
     from memfeed.splitting.generators import Generators
 
     if given.cache is None and present_ranks()[1] > 1:
@@ -92,7 +97,7 @@ def _fill_store(dataset: Any, given: Arguments) -> Store:
     _require_no_memo(given)
     # the dataset is read before it is known if a store can be made of it
     states = Generators(dataset) if given.may_read_as_it_is else None
-    before = None if states is None else states.save()
+    before, places = None if states is None else states.save(), places_in_turn(dataset)
     try:
         store = cache(
             dataset,
@@ -110,7 +115,9 @@ def _fill_store(dataset: Any, given: Arguments) -> Store:
         if states is None or before is None:
             raise
         states.restore(before)
-        raise CannotCacheError(str(error), error) from None
+        now = places_in_turn(dataset)
+        moved = isinstance(error, OwnStateError) or any(now.get(key, at) != at for key, at in places.items())
+        raise CannotCacheError(str(error), error, moved=moved) from None
     _require_batched(store, given.require)
     context, starts_processes = given.multiprocessing_context, worker_count > 0 and store._view.supply is not None
     if starts_processes:  # warns if they are more than there are cores
