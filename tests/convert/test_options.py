@@ -78,6 +78,20 @@ def test_an_iterator_is_read_by_one_process():
     assert options_of(iter(DATA), workers=0).workers == 0
 
 
+class OwnIterator(list):
+    """Has rows, and is its own iterator, as a Taskset of learn2learn."""
+
+    def __iter__(self):
+        return self
+
+    def __next__(self):
+        raise StopIteration
+
+
+def test_workers_read_the_rows_of_a_dataset_that_is_an_iterator_too():
+    assert options_of(OwnIterator(DATA), workers=2).workers == 2
+
+
 def test_metadata_is_a_copy():
     given = {"a": [1, {"b": None}], "c": 1.5, "d": "é", "e": True}
     found = check_metadata(given)

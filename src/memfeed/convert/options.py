@@ -138,7 +138,8 @@ def _check(dataset: Any, options: ConvertOptions) -> None:
             'found forms="lossy" without budget=; expected both, because a budget chooses the form: budget="60GB"; or '
             'a form by hand: forms="jpeg:95"'
         )
-    if workers and isinstance(dataset, Iterator) and not isinstance(dataset, IterableDataset):
+    has_rows = hasattr(dataset, "__getitem__") and hasattr(dataset, "__len__")
+    if workers and isinstance(dataset, Iterator) and not has_rows and not isinstance(dataset, IterableDataset):
         raise ValueError(
             f"found workers={workers} for an iterator, which every worker would iterate whole; expected 0, or an "
             "IterableDataset that yields each worker its share, see torch.utils.data.get_worker_info"
