@@ -11,6 +11,7 @@ from torch.utils.data import IterableDataset
 from memfeed.convert import randomness
 from memfeed.convert.probe import probe_indices, spread
 from memfeed.errors import RandomDataError
+from memfeed.loading.loader import Loader
 from support import Made, cache
 
 
@@ -65,6 +66,43 @@ def seeded(i):
 @pytest.mark.parametrize("workers", [0, 2])
 def test_samples_whose_values_agree_are_not_random(path, draw, workers):
     assert len(cache(Flipped(draw), path, workers=workers)) == 50
+
+
+class Keeping(Made):
+    """Draws when a sample is read first, and keeps what came of it, as a Taskset of learn2learn does."""
+
+    def __init__(self, n, draw):
+        super().__init__(None, n)
+        self.draw, self.kept = draw, {}
+
+    def __getitem__(self, i):
+        if i not in self.kept:
+            self.kept[i] = self.draw(i)
+        return self.kept[i]
+
+
+@pytest.mark.parametrize("draw", [lambda i: torch.rand(3), lambda i: np.random.rand(999), lambda i: random.random()])
+@pytest.mark.parametrize("n", [2, 40])
+def test_a_draw_that_is_kept_when_a_sample_is_read_first_is_caught(path, draw, n):
+    with pytest.raises(RandomDataError, match=f"sample {n - 1} draws random numbers when it is read first"):
+        cache(Keeping(n, draw), path)
+    assert type(Loader(Keeping(n, draw), 2, cache=path)).__name__ == "DecodedLoader"
+
+
+def numpy_seeded(i):
+    np.random.seed(i)
+    return np.random.rand(3)
+
+
+def random_seeded(i):
+    random.seed(i)
+    return random.random()
+
+
+@pytest.mark.parametrize("draw", [seeded, numpy_seeded, random_seeded])
+def test_a_draw_that_is_kept_is_fixed_if_the_dataset_seeds_it(path, draw):
+    assert len(cache(Keeping(20, draw), path)) == 20
+    assert len(Loader(Keeping(20, draw), 2, cache=path)) == 10
 
 
 class RarelyRandom(Made):

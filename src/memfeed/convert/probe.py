@@ -217,7 +217,10 @@ def probe_map(
                 break
             try:
                 repeat = len(probed.indices) < REPEATED or seconds < MOST_SECONDS / 2
-                sample = read_checked(dataset, index, read, generators, repeat, watched) if generators else read()
+                is_first = not probed.indices
+                sample = (
+                    read_checked(dataset, index, read, generators, repeat, watched, is_first) if generators else read()
+                )
             except SampleError as error:
                 if not skip_errors:
                     raise

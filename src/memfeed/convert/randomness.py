@@ -29,7 +29,7 @@ from memfeed.schema.containers import map_leaves
 from memfeed.schema.fields import Path, display
 from memfeed.schema.infer import infer
 from memfeed.schema.tree import open_container
-from memfeed.splitting.generators import GLOBAL, Generators, drawing_line
+from memfeed.splitting.generators import GLOBAL, Generators, drawing_line, kept_draw
 
 _IMMUTABLE = (type(None), bool, int, float, complex, str, bytes, np.generic)
 
@@ -112,6 +112,7 @@ def as_another_worker() -> contextlib.AbstractContextManager[None]:
     return as_worker((info.id + 1) % info.num_workers, info.num_workers, info.seed + info.num_workers, info.dataset)
 
 
+Read = Callable[[], Any]
 REPEATED = 3  # samples that are read a second time under another seed, at least
 REPEATS_OF_DRAWS = 4
 _ASKS = ", as it depends on torch.utils.data.get_worker_info()"
@@ -122,21 +123,21 @@ _TOGETHER_SECONDS = 0.1
 
 
 def read_checked(
-    dataset: Any, index: int, read: Callable[[], Any], generators: Generators, repeat: bool, watched: Watched | None
+    dataset: Any, index: int, read: Read, generators: Generators, repeat: bool, watched: Watched | None, is_first: bool
 ) -> Any:
     """Return a copy of ``read()``, which reads sample `index`. Raise RandomDataError if the sample is random.
 
     It is random if its values differ when it is read again under another seed, or if reading it drew from a global
     generator that it had not seeded itself: a rare flip would be kept as it happened to be. Draws from its own
     generators alone are no reason: albumentations draws before steps that always run. It is read again once if
-    `repeat`, and four times if it drew from any of the ``generators``. ``watched`` knows if the dataset's data has
-    changed.
+    `repeat`, and four times if it drew from any of the ``generators``: a dataset that draws no more has kept what it
+    drew. ``watched`` knows if the dataset's data has changed.
     """
     with restored(generators):
         before = generators.seed(index, 0)
         sample = map_leaves(values.copy_value, read())  # the dataset may fill the same memory again
-        end = generators.save()
-        has_drawn = bool(generators.moved(before, end))
+        has_drawn = bool(generators.moved(before, end := generators.save()))
+        is_kept = has_drawn and not is_first  # the first sample may draw for all of them
         for attempt in range(REPEATS_OF_DRAWS if has_drawn else int(repeat)):
             begin = generators.seed(index, attempt + 1)
             differs = _difference(sample, map_leaves(values.copy_value, read()))  # a copy of a Parameter is a tensor
@@ -148,6 +149,9 @@ def read_checked(
             again = generators.save()
             if generators.moved(begin, again) & generators.moved(end, again) & GLOBAL:
                 raise _draws(dataset, index, generators)
+            is_kept = is_kept and not generators.moved(begin, again)
+        if is_kept and generators.drawn_from(before, end):
+            raise _random(dataset, kept_draw(index))
     return sample
 
 
@@ -287,9 +291,8 @@ class Draws:
         self._dataset, self._seconds_left = dataset, RECHECK_SECONDS if plan.refuse_random else 0.0
         self._paths = list(plan.flattener.structure.leaves())
         self._generators: Generators | None = None
-        self._has_read = False
         self._before: list[Any] | None = None
-        self._asked = 0
+        self._has_read, self._asked = False, 0
 
     def begin(self) -> None:
         """Remember the state of the generators before some samples are read."""
@@ -369,14 +372,12 @@ def _differs(index: int, path: Path) -> str:
 
 def _draws(dataset: Any, index: int, generators: Generators) -> RandomDataError:
     where = drawing_line(dataset.__getitem__, [index], generators)
-    return _random(
-        dataset, f"reading sample {index} draws random numbers{where}, though it gave the same values so far"
-    )
+    found = f"reading sample {index} draws random numbers{where}, though it gave the same values so far"
+    return _random(dataset, found)
 
 
 def _random(dataset: Any, found: str) -> RandomDataError:
-    transforms = describe_transforms(dataset)
-    shown = f" (its transform: {transforms})" if transforms else ""
+    shown = f" (its transform: {transforms})" if (transforms := describe_transforms(dataset)) else ""
     return RandomDataError(
         f"found random samples: {found}{shown}; "
         "expected samples that are the same each time, because a store keeps what the dataset returns once, for every "
@@ -388,8 +389,7 @@ def _random(dataset: Any, found: str) -> RandomDataError:
 
 def describe_transforms(dataset: Any) -> str:
     """Return the transforms of a dataset and of those it wraps, as they print."""
-    shown: list[str] = []
-    seen: set[int] = set()
+    shown, seen = list[str](), set[int]()
     while dataset is not None and id(dataset) not in seen:
         seen.add(id(dataset))
         for name in ("transform", "target_transform", "transforms"):

@@ -30,6 +30,7 @@ State = Any
 _DEEPEST = 13
 _MOST_ITEMS = 256  # of one list or dict
 _MOST_OBJECTS = 50_000
+_MOST_DRAWN = 64  # times 624 words that one sample may draw
 _MT19937_BYTES = 625 * 4  # of its state in memory: 624 words, and the place of the next one
 
 
@@ -120,6 +121,21 @@ _KINDS: dict[type, _Kind] = {
 }
 
 
+def _seed_of(state: bytes) -> int:
+    """Return the number by which a generator of torch in this state was seeded."""
+    generator = torch.Generator()
+    _restore_torch(generator, state)
+    return generator.initial_seed()
+
+
+def _words_of(state: State) -> tuple[int, ...]:
+    """Return the 624 words of a generator of Python or NumPy; none where it is of another kind than at the start."""
+    if not isinstance(state, bytes):
+        return tuple(state[1][:-1])
+    held = pickle.loads(state)["state"]
+    return tuple(held["key"].tolist()) if "key" in held else (0,) * 624
+
+
 class Generators:
     """Save, restore and seed all generators that some objects can draw from.
 
@@ -162,6 +178,23 @@ class Generators:
     def moved(self, before: Sequence[State], after: Sequence[State]) -> set[int]:
         """Return the indices of the generators whose states differ."""
         return {i for i, (one, other) in enumerate(zip(before, after, strict=True)) if one != other}
+
+    def drawn_from(self, before: Sequence[State], after: Sequence[State]) -> bool:
+        """Return True if a global generator got from one state to the other by drawing, and was not seeded meanwhile.
+
+        NumPy's and Python's go on by 624 words at a time; torch's knows its seed.
+        """
+        moved = self.moved(before, after)
+        if 0 in moved and _seed_of(before[0]) == _seed_of(after[0]):
+            return True
+        for i in moved & {1, 2}:
+            generator, wanted = random.Random(), _words_of(after[i])
+            generator.setstate((3, (*_words_of(before[i]), 624), None))
+            for _ in range(_MOST_DRAWN):
+                if generator.getstate()[1][:-1] == wanted:
+                    return True
+                generator.getrandbits(32 * 624)
+        return False
 
     def is_twice(self, states: Sequence[State], indices: Collection[int]) -> bool:
         """Return True if two of these generators are of one kind and in one state: they draw the same numbers."""
@@ -261,6 +294,14 @@ def names_used(code: types.CodeType) -> Iterator[str]:
     for constant in code.co_consts:
         if isinstance(constant, types.CodeType):
             yield from names_used(constant)
+
+
+def kept_draw(index: int) -> str:
+    """Return what is found of a dataset that draws when a sample is read first, and then no more."""
+    return (
+        f"sample {index} draws random numbers when it is read first, and the dataset keeps what came of them, which "
+        "every process draws anew"
+    )
 
 
 _OWN = str(Path(__file__).parents[1])

@@ -16,7 +16,7 @@ from memfeed.schema.compare import describe_difference, difference, equal
 from memfeed.schema.names import display
 from memfeed.schema.values import is_pil
 from memfeed.splitting.cut import Cut, DrawsOutsideError
-from memfeed.splitting.generators import Generators, State, drawing_line
+from memfeed.splitting.generators import Generators, State, drawing_line, kept_draw
 from memfeed.splitting.leaves import ORIENTATION, copied_tree, require_comparable
 from memfeed.splitting.pattern import Pattern, Read, from_parts, to_parts
 from memfeed.splitting.places import CallablePlace, find_places
@@ -69,9 +69,11 @@ def look(dataset: Any, rows: Sequence[int], generators: Generators, *, at_once: 
 
     Return whether samples differ, and the generators that reads moved and that the dataset did not seed itself.
 
-    `at_once` returns after the first sample that is random, or that drew.
+    `at_once` returns after the first sample that is random, or that drew. Raises SplitError for a dataset that keeps
+    what it drew when a sample was read first.
     """
-    started, is_random, loose, done = time.monotonic(), False, set[int](), list[int]()
+    started, is_random, is_kept = time.monotonic(), False, False
+    loose, done = set[int](), list[int]()
     for index in rows:
         if len(done) >= _FEWEST_ROWS and time.monotonic() - started > LOOK_SECONDS:
             break
@@ -83,11 +85,14 @@ def look(dataset: Any, rows: Sequence[int], generators: Generators, *, at_once: 
             sample = copied_tree(dataset[index])
             end = generators.save()
             if seed == 0:
-                first, first_end = sample, end
+                first, first_end, is_kept = sample, end, generators.drawn_from(begin, end)
                 continue
             is_random = is_random or not equal(first, sample)
             # a dataset that seeds a generator itself leaves it in one state, whatever the seed was before
             loose |= generators.moved(begin, end) & generators.moved(first_end, end)
+            is_kept = is_kept and not generators.moved(begin, end)
+        if is_kept and done:  # the first sample may draw for all of them
+            raise SplitError(kept_draw(index))
         done.append(index)
     return is_random, loose
 
