@@ -7,7 +7,7 @@ import threading
 
 import pytest
 import torch
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, DistributedSampler
 
 import memfeed
 import memfeed.transforms as T
@@ -132,6 +132,19 @@ def test_a_loader_whose_first_epoch_is_a_later_one_says_that_it_goes_on_with_non
         loader.set_epoch(epoch)
         list(loader)
     assert capfd.readouterr().err.count("its order is not that of an earlier run") == 1
+
+
+def test_an_order_that_is_not_drawn_is_that_of_every_run(capfd):
+    """Lightning sets the epoch of the loaders of `predict` to that at which the fit ended."""
+    loader = Loader(torch.arange(6), 2)
+    loader.set_epoch(2)
+    assert [batch.tolist() for batch in loader] == [[0, 1], [2, 3], [4, 5]]
+    shuffled = Loader(torch.arange(6), 2, shuffle=True)
+    sampler = DistributedSampler(shuffled.dataset, 1, 0)
+    divided = Loader(shuffled.dataset, 2, sampler=sampler, collate_fn=shuffled.collate_fn)
+    divided.set_epoch(2)
+    assert sorted(torch.cat(list(divided)).tolist()) == [*range(6)]
+    assert "earlier run" not in capfd.readouterr().err
     given, resumed = (Loader(torch.arange(11), 4, shuffle=True, seed=seed) for seed in (3, None))
     given.set_epoch(6)
     list(given)

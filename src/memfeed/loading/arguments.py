@@ -101,6 +101,8 @@ def resolve(source: Source, given: Arguments) -> Reading:
     by_length = user_sampler is None and given.bucket_by is not None
     device = check_device(source.device if given.device is None else given.device)
     requests = _placements(given.placement, store, device, rows, batch_size, user_sampler, by_length)
+    if not wraps_own_sampler(user_sampler):
+        clock.has_drawn_order = bool(rows.shuffle) or rows.counts is not None or rows.cuts is not None
     batches = None
     if by_length:
         batches = batch_order(store, rows, batch_size, given.bucket_by, drop_last=last == "drop")

@@ -150,6 +150,7 @@ class EpochClock:
         self, seed: int | None, generator: torch.Generator | None = None, name: LoaderName | None = None
     ) -> None:
         self.seed, self._given, self._generator, self._name = seed, seed, generator, name or LoaderName("", 0)
+        self.has_drawn_order = True  # False where the order of the rows does not depend on the seed
         self._draws, self._is_outdated = 0, False  # outdated: the generator was replaced, so a new seed must be drawn
         self.epoch = 0  # of the newest pass, or what set_epoch was given after it started
         self.was_set = self.was_loaded = False  # whether set_epoch, or a state, named the next epoch
@@ -227,7 +228,7 @@ class EpochClock:
         epoch, position = self.next
         if self._is_outdated and position is None:
             self.seed, self._is_outdated = None, False
-        if self.seed is None and self.was_set and epoch > 1:
+        if self.seed is None and self.was_set and epoch > 1 and self.has_drawn_order:
             say_once(
                 f"memfeed: the first epoch of a loader without seed= is {epoch}: its order is not that of an earlier "
                 "run; to go on with one, pass the same seed= in both, or call load_state_dict"
