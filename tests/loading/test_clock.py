@@ -112,3 +112,19 @@ def test_the_epoch_in_shared_memory():
     shared = clock.share()
     clock.set_epoch(4)
     assert int(shared) == 4
+
+
+@pytest.mark.parametrize("last", ["drop", "repeat", "uneven"])
+def test_the_epoch_after_a_state_of_the_last_batch_is_the_one_that_a_trainer_names(last, capsys):
+    """Lightning saves after the last batch, and sets the next epoch when it resumes: that one has all its batches."""
+    loader = Loader(torch.arange(11), 4, shuffle=True, seed=3, last=last)
+    running = iter(loader)
+    for _ in range(len(loader)):
+        next(running)
+    state = loader.state_dict()
+    resumed = Loader(torch.arange(11), 4, shuffle=True, seed=3, last=last)
+    resumed.load_state_dict(state)
+    resumed.sampler.set_epoch(1)
+    loader.set_epoch(1)
+    assert [batch.tolist() for batch in resumed] == [batch.tolist() for batch in loader]
+    assert "is added to" not in capsys.readouterr().err

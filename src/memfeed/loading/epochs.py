@@ -189,7 +189,7 @@ class Epochs:
             cuts.load(epoch, saved.get("pieces", "") if rows_before else "")
         if seed is None:
             self._clock.load_seed(saved["seed"] if isinstance(saved["seed"], int) else None)
-        self._clock.load(epoch, found, at_end=rows_before >= self._end_of(settings))
+        self._clock.load(epoch, found, at_end=rows_before >= self._end_of(settings, rows_before))
         self._samplers.forget_news()
         self.progress = None
 
@@ -216,10 +216,13 @@ class Epochs:
         else:
             progress.position, progress.moved, progress.failed = moved, True, 0
 
-    def _end_of(self, settings: Settings) -> int:
-        """Return the position from which nothing may be left of an epoch; 0 for a user's own sampler, which decides."""
+    def _end_of(self, settings: Settings, row: int) -> int:
+        """Return the position from which nothing may be left of an epoch that goes on at ``row``.
+
+        It is 0 for a user's own sampler, which decides.
+        """
         if settings.has_own_order:
-            return self.shards(settings).rows
+            return self.shards(settings).end(row)
         if not wraps_own_sampler(settings.user_sampler):
             return 0
         try:
