@@ -127,9 +127,9 @@ def test_a_state_at_the_end_of_an_epoch_leaves_nothing_of_it(store):
 
 def test_the_end_of_a_sampler_that_is_a_users_is_not_known(store):
     loader = memfeed.Loader(store, 4, sampler=RandomSampler(range(22)))
-    assert loader._epochs._end_of(loader._settings) == 0
+    assert loader._epochs._end_of(loader._settings, 0) == 0
     own = memfeed.Loader(store, 4, sampler=memfeed.Loader(store, 4, shuffle=True).sampler, drop_last=True)
-    assert own._epochs._end_of(own._settings) == 20
+    assert own._epochs._end_of(own._settings, 0) == 20
 
 
 def nexts(loader):
