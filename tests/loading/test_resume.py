@@ -467,3 +467,18 @@ def test_weights_resume_too():
 def test_what_equals_true_is_the_same_order(shuffle):
     state = Loader(torch.arange(9), 2, shuffle=shuffle, seed=0).state_dict()
     Loader(torch.arange(9), 2, shuffle=True, seed=0).load_state_dict(state)
+
+
+def test_a_state_of_the_last_batch_of_a_sampler_says_that_nothing_is_left(capsys):
+    """Lightning takes the pass without a batch for a whole epoch."""
+    loader, resumed = (Loader(ROWS, 10, sampler=range(N)) for _ in range(2))
+    loader.set_epoch(707)
+    running = iter(loader)
+    for _ in range(len(loader)):
+        next(running)
+    resumed.load_state_dict(loader.state_dict())
+    assert "a pass had no batch" not in capsys.readouterr().err
+    assert rows(resumed) == []
+    assert "is that of the last batch of epoch 707" in capsys.readouterr().err
+    assert len(rows(resumed)) == len(loader)
+    assert "a pass had no batch" not in capsys.readouterr().err

@@ -20,8 +20,9 @@ from torch.utils.data.dataloader import _BaseDataLoaderIter
 from memfeed.errors import LoaderError
 from memfeed.loading.background import Background, Pause, PausedError
 from memfeed.loading.gather_tasks import BatchGroup
-from memfeed.loading.position import Position
+from memfeed.loading.position import Position, SamplerPosition
 from memfeed.system import openmp
+from memfeed.system.messages import say_once
 from memfeed.system.threads import has_no_thread
 
 MEASURED_BATCHES = 12
@@ -222,6 +223,7 @@ def run_epoch(
                     if not progress.finished:
                         source = groups  # what comes after the thread's batches
                         continue
+                    _tell_of_nothing_left(progress)
                 if progress.moved or progress.finished:
                     break
                 source = _ahead(groups, prefetch, pause)
@@ -232,6 +234,16 @@ def run_epoch(
             source.stop()  # a traceback that is kept would keep its thread
         progress.failed += isinstance(error, Exception) and not isinstance(error, PausedError)
         raise
+
+
+def _tell_of_nothing_left(progress: EpochProgress) -> None:
+    """Say that a pass over a user's sampler began at the end of its epoch. A trainer may take it for a new epoch."""
+    if isinstance(progress.begin, SamplerPosition) and not progress.batches:
+        say_once(
+            "memfeed: a pass had no batch, because the state that was loaded is that of the last batch of epoch "
+            f"{progress.epoch}. Lightning takes it for the epoch after that: save the state after another batch, or "
+            "pass shuffle= in place of a sampler"
+        )
 
 
 def _next_group(source: Iterator[BatchGroup]) -> BatchGroup | None:
