@@ -10,7 +10,8 @@ from torchvision.transforms import v2
 from memfeed.errors import SplitError
 from memfeed.splitting import proof as proof_module
 from memfeed.splitting import split as split_module
-from memfeed.splitting.proof import StatefulError, prove
+from memfeed.splitting.cut import StatefulError
+from memfeed.splitting.proof import prove
 from memfeed.splitting.rest import rest_of
 from memfeed.splitting.split import CutDataset
 

@@ -61,7 +61,8 @@ def split_input(given: Input, stored: Store | None, options: ConvertOptions, tar
             f"found split={which!r} for {type(given.dataset).__name__}; expected a map-style dataset (len and []) with "
             "a pipeline: leave split out"
         )
-    from memfeed.splitting.proof import StatefulError, rows_to_prove  # most conversions split nothing
+    from memfeed.splitting.cut import StatefulError  # most conversions split nothing
+    from memfeed.splitting.proof import rows_to_prove
     from memfeed.splitting.split import split
 
     assert given.length is not None

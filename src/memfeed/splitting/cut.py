@@ -21,6 +21,10 @@ class DrawsOutsideError(SplitError):
     """Something beside the random steps of the pipelines draws, or seeds a generator."""
 
 
+class StatefulError(SplitError):
+    """Samples differ when they are read again, though nothing draws."""
+
+
 class Cut:
     """A copy of a dataset whose callables are watched, with the random part of each pipeline that draws.
 

@@ -15,7 +15,7 @@ from memfeed.errors import SplitError
 from memfeed.schema.compare import describe_difference, difference, equal
 from memfeed.schema.names import display
 from memfeed.schema.values import is_pil
-from memfeed.splitting.cut import Cut, DrawsOutsideError
+from memfeed.splitting.cut import Cut, DrawsOutsideError, StatefulError
 from memfeed.splitting.generators import Generators, State, drawing_line, kept_draw
 from memfeed.splitting.leaves import ORIENTATION, copied_tree, require_comparable
 from memfeed.splitting.pattern import Pattern, Read, from_parts, to_parts
@@ -31,10 +31,6 @@ SCAN_SECONDS = 0.15
 LOOK_SECONDS = 1.0
 _FEWEST_ROWS = 4  # of a dataset that is slow to read
 _FIRST_SPARE_SEED = 1_000
-
-
-class StatefulError(SplitError):
-    """Samples differ when they are read again, though nothing draws."""
 
 
 @dataclass
@@ -185,7 +181,12 @@ def _require_apart(dataset: Any, rows: Sequence[int], generators: Generators, st
             break
         dataset[index]
     if generators.is_twice(generators.save(), loose):
-        raise SplitError(_SAME_NUMBERS)
+        raise SplitError(
+            "found steps with generators of their own which are in the same state, so they draw the same numbers: "
+            "HorizontalFlip and VerticalFlip flip always together, for example, in a DataLoader too. Here each would "
+            "draw its own; expected generators with different seeds: leave seed= of an albumentations Compose out "
+            "(seed= of the Loader decides what it draws), and give each generator of your own another seed"
+        )
 
 
 def _proven(cut: Cut, rows: Sequence[int]) -> Proof:
@@ -327,12 +328,6 @@ _ON_MORE = (
 _ON_UNSEEN = (
     "something changes from call to call that no seed sets: a counter, a cache, the time, os.urandom. Let samples "
     "depend on the index and on random numbers alone"
-)
-_SAME_NUMBERS = (
-    "found steps that draw from generators of their own which are in the same state, so they draw the same numbers: "
-    "HorizontalFlip and VerticalFlip flip always together, for example, in a DataLoader too. Here each would draw its "
-    "own; expected generators with different seeds: leave seed= of an albumentations Compose out (seed= of the Loader "
-    "decides what it draws), and give each generator of your own another seed"
 )
 _ON_WATCH = (
     "its code tells a watched step, or a value that one returned, from the usual one: by id(x), `x is y` or "
