@@ -57,3 +57,49 @@ def test_a_forked_child_neither_writes_nor_commits(tmp_path):
         assert not (tmp_path / "s.mf").exists()
         writer.append(1)
     assert list(memfeed.open(tmp_path / "s.mf")) == [0, 1]
+
+
+class Opened(torch.utils.data.Dataset):
+    """Opens its file when the first sample is read, for all objects of the class."""
+
+    files: dict = {}  # noqa: RUF012
+
+    def __init__(self, path, *, random=False):
+        self.path, self.random = path, random
+
+    def __len__(self):
+        return self.path.stat().st_size // 8
+
+    def __getitem__(self, index):
+        if self.path not in self.files:
+            self.files[self.path] = self.path.open("rb")
+        self.files[self.path].seek(index * 8)
+        value = int.from_bytes(self.files[self.path].read(8), "little")
+        return torch.tensor([value, index + np.random.randint(2) * 1000 if self.random else index])
+
+
+@pytest.mark.parametrize("how", ["cache", "filled", "decoded", "as it is"])
+def test_a_forked_child_has_positions_of_its_own_in_files_that_the_dataset_opened(tmp_path, how):
+    (tmp_path / "values").write_bytes(np.arange(4096).tobytes())
+    dataset = Opened(tmp_path / "values", random=how in ("decoded", "as it is"))
+    if how == "cache":
+        memfeed.cache(dataset, tmp_path / "s.mf", workers=0, progress=False)
+    else:
+        loader = memfeed.Loader(dataset, 8, cache=None if how == "as it is" else tmp_path / "s.mf")
+        next(iter(loader))
+    file = dataset.files.pop(dataset.path)
+    file.seek(80)
+    assert file.read(8) == (10).to_bytes(8, "little")  # and it reads ahead
+
+    def read():
+        for index in (11, 4000, 3):
+            file.seek(index * 8)
+            assert file.read(8) == index.to_bytes(8, "little")
+        file.seek(88)
+        assert file.read() == np.arange(11, 4096).tobytes()
+
+    before = os.lseek(file.fileno(), 0, os.SEEK_CUR)
+    assert in_child(read) == 0
+    assert os.lseek(file.fileno(), 0, os.SEEK_CUR) == before
+    assert file.read(8) == (11).to_bytes(8, "little")
+    file.close()

@@ -24,6 +24,7 @@ from memfeed.schema.tensordicts import is_a, is_tensordict
 from memfeed.store import in_memory
 from memfeed.store.in_memory import Columns
 from memfeed.store.store import Store
+from memfeed.system.descriptors import separate_positions
 from memfeed.system.files import local_path
 from memfeed.system.mapped_memory import file_lookup
 from memfeed.system.messages import require
@@ -60,6 +61,7 @@ class Input(msgspec.Struct, frozen=True):
 
 def classify_input(dataset: Any) -> Input:
     """Return how to read `dataset`. Raise SchemaError if it is no dataset, or an empty one."""
+    separate_positions()  # the dataset may open files when this process reads samples, before it forks workers
     columns = None if isinstance(dataset, Store) else in_memory.as_columns(dataset)
     if columns is not None:
         given = Input(columns, "columns", len(columns))

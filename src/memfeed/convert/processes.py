@@ -28,7 +28,6 @@ from memfeed.convert.watchdog import ENDED, Failure, Stopped, Watchdog, describe
 from memfeed.convert.write_run import Report, WritePlan
 from memfeed.errors import BuildError
 from memfeed.system import machine
-from memfeed.system.descriptors import part_from_parent
 from memfeed.system.signals import defer_signals
 
 STOP_SECONDS = 0.5
@@ -169,7 +168,6 @@ def _work(job: Job, worker: int, worker_count: int, sender: Connection) -> None:
 def _run_worker(job: Job, worker: int, worker_count: int, sender: Connection) -> None:
     machine.die_with_parent()  # first, because the builder may be dead already
     signal.signal(signal.SIGTERM, signal.SIG_DFL)  # the user's handler is for the builder
-    part_from_parent()
     prepare_like_dataloader(job.dataset, worker, worker_count)
     try:
         if job.init is not None:

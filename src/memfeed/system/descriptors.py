@@ -1,13 +1,19 @@
-"""File descriptors: open files to read, limit how many are open, raise the system's limit, part from a parent's."""
+"""File descriptors: open files to read, limit how many are open, raise the system's limit when it is reached.
+
+Forked children get positions of their own in files that are open for reading.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import errno
 import fcntl
+import functools
 import os
 import resource
 import stat
+import sys
+import threading
 import weakref
 from collections.abc import Callable
 from pathlib import Path
@@ -45,32 +51,6 @@ def open_read(path: Path) -> int:
     return with_descriptors(lambda: os.open(path, flags))
 
 
-def part_from_parent() -> None:
-    """Give a forked process its own position in each file that it has open to read.
-
-    It shares that of its parent: where both seek in a file of a dataset and then read, one reads at the other's place.
-    Where the system has no /proc, as macOS, nothing changes.
-    """
-    with contextlib.suppress(FileNotFoundError):
-        for name in os.listdir("/proc/self/fd"):
-            with contextlib.suppress(OSError):  # that of the listing itself, or a file that cannot be opened any more
-                _open_again(int(name))
-
-
-def _open_again(fd: int) -> None:
-    """Open the file of a descriptor again, under the same number, if it is a regular file that is only read."""
-    flags = fcntl.fcntl(fd, fcntl.F_GETFL)
-    if fd <= 2 or flags & os.O_ACCMODE != os.O_RDONLY or not stat.S_ISREG(os.fstat(fd).st_mode):
-        return
-    place = os.lseek(fd, 0, os.SEEK_CUR)
-    own = with_descriptors(lambda: os.open(f"/proc/self/fd/{fd}", flags | os.O_CLOEXEC))
-    try:
-        os.lseek(own, place, os.SEEK_SET)
-        os.dup2(own, fd, os.get_inheritable(fd))
-    finally:
-        os.close(own)
-
-
 class FileHandles:
     """Open file descriptors by path, at most ``most`` at once: a store may have ten thousand columns.
 
@@ -102,3 +82,55 @@ def close_all(descriptors: dict[Any, int]) -> None:
     """Close the descriptors of a dict, and empty it."""
     while descriptors:
         os.close(descriptors.popitem()[1])
+
+
+@functools.cache
+def separate_positions() -> None:
+    """Let each child that is forked from now on have positions of its own in all files that are open for reading.
+
+    A forked child shares the position of an open file with its parent and its other children: where one of them seeks,
+    another one reads. A dataset that opens its file when the first sample is read has one of its own in each worker of
+    a DataLoader. If its samples are read before the workers are forked, they would read other bytes than they ask for.
+    """
+    os.register_at_fork(before=_note_positions, after_in_parent=_forget_positions, after_in_child=_reopen)
+
+
+class _Noted(threading.local):
+    positions: tuple[tuple[int, int], ...] = ()  # of descriptors, when this thread forks
+
+
+_noted = _Noted()
+_DIRECTORY = "/proc/self/fd" if sys.platform == "linux" else "/dev/fd"
+
+
+def _note_positions() -> None:
+    positions = []
+    with contextlib.suppress(OSError):
+        for fd in map(int, os.listdir(_DIRECTORY)):
+            with contextlib.suppress(OSError):  # of the listing itself, which is closed
+                is_read = fcntl.fcntl(fd, fcntl.F_GETFL) & os.O_ACCMODE == os.O_RDONLY
+                if fd > 2 and is_read and stat.S_ISREG(os.fstat(fd).st_mode):
+                    positions.append((fd, os.lseek(fd, 0, os.SEEK_CUR)))
+    _noted.positions = tuple(positions)
+
+
+def _forget_positions() -> None:
+    _noted.positions = ()
+
+
+def _reopen() -> None:
+    for fd, position in _noted.positions:
+        with contextlib.suppress(OSError):
+            new = os.open(_path_of(fd), os.O_RDONLY | os.O_CLOEXEC)
+            try:
+                if os.path.samestat(os.fstat(new), os.fstat(fd)):
+                    os.lseek(new, position, os.SEEK_SET)
+                    os.dup2(new, fd, inheritable=os.get_inheritable(fd))
+            finally:
+                os.close(new)
+
+
+def _path_of(fd: int) -> str | bytes:
+    if sys.platform == "darwin":  # a file below /dev/fd has the position of the open one
+        return fcntl.fcntl(fd, fcntl.F_GETPATH, bytes(1024)).rstrip(b"\0")
+    return f"{_DIRECTORY}/{fd}"
