@@ -324,6 +324,19 @@ class TestTheLine:
         assert "the gain is small. Most of the time goes to" in line
         assert "sorted" in line
 
+    def test_says_that_no_decoder_was_called(self, tmp_path, files, capsys, monkeypatch):
+        class Undecoded(SimClr):
+            def __getitem__(self, index):
+                return np.random.rand(3)
+
+        memfeed.Loader(Undecoded(files), cache=tmp_path / "p.mf")
+        line = capsys.readouterr().err
+        assert "No decoder with kept results was called (8 samples): no gain. Most of the time goes to" in line
+        monkeypatch.setattr(ImageFile, "LOAD_TRUNCATED_IMAGES", True)
+        memfeed.Loader(SimClr(files), cache=tmp_path / "q.mf")
+        line = capsys.readouterr().err
+        assert "what Pillow decodes is not kept while ImageFile.LOAD_TRUNCATED_IMAGES is set): no gain." in line
+
     def test_says_that_an_earlier_run_kept_them(self, tmp_path, files, capsys):
         list(memfeed.Loader(SimClr(files), cache=tmp_path / "p.mf"))
         capsys.readouterr()

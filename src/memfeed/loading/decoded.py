@@ -23,7 +23,7 @@ from memfeed.loading.open_source import CannotCacheError
 from memfeed.loading.ranks import joined_world_size
 from memfeed.loading.settings import Arguments
 from memfeed.loading.sources import DataLoader  # torch's, also if a program replaced it
-from memfeed.memoizing.decoders import Reading
+from memfeed.memoizing.decoders import Reading, why_left_alone
 from memfeed.splitting.generators import Generators
 from memfeed.store.format import resolve
 from memfeed.system.messages import say_once
@@ -244,7 +244,11 @@ def _measure(dataset: Any, reading: Reading) -> str:
         if share >= _SMALL_SHARE:
             return text
         generators.restore(states)
-        return f"{text}: the gain is small. Most of the time goes to {_slowest(dataset, rows, reading)}"
+        gain = "the gain is small"
+        if not reading.is_called:
+            why = why_left_alone()
+            text, gain = f"No decoder with kept results was called ({len(rows)} samples{why and f'; {why}'})", "no gain"
+        return f"{text}: {gain}. Most of the time goes to {_slowest(dataset, rows, reading)}"
     except Exception as error:  # of the dataset's own, which its epoch will raise
         return f"What decoding takes was not measured ({type(error).__name__} in a sample)"
     finally:

@@ -124,6 +124,11 @@ class Reading:
         """Seconds that the calls of this process took to compute, or would have taken."""
         return sum(one.seconds for one in self._kept.values())
 
+    @property
+    def is_called(self) -> bool:
+        """True if a decoder was asked for a result in this process."""
+        return bool(self._kept)
+
     def used(self) -> list[Kept]:
         """Return the results of each decoder that this process has called."""
         return [one for one in self._kept.values() if one.is_used]
@@ -182,6 +187,13 @@ def _replace(module: str, path: str, shown: str, version: str) -> None:
 
 
 _originals: list[tuple[Any, str, Any]] = []
+
+
+def why_left_alone() -> str:
+    """Return in words why Pillow's decoder keeps nothing, though its version is known; "" if it keeps results."""
+    if getattr(sys.modules.get("PIL.ImageFile"), "LOAD_TRUNCATED_IMAGES", False):
+        return "what Pillow decodes is not kept while ImageFile.LOAD_TRUNCATED_IMAGES is set"
+    return ""
 
 
 def restore() -> None:

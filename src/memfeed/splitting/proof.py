@@ -183,9 +183,9 @@ def _require_apart(dataset: Any, rows: Sequence[int], generators: Generators, st
     if generators.is_twice(generators.save(), loose):
         raise SplitError(
             "found steps with generators of their own which are in the same state, so they draw the same numbers: "
-            "HorizontalFlip and VerticalFlip flip always together, for example, in a DataLoader too. Here each would "
-            "draw its own; expected generators with different seeds: leave seed= of an albumentations Compose out "
-            "(seed= of the Loader decides what it draws), and give each generator of your own another seed"
+            "HorizontalFlip and VerticalFlip flip always together, for example, also in a DataLoader. Here each draws "
+            "its own; expected other seeds: leave seed= of an albumentations Compose out, and give each generator of "
+            "yours another one. If the same is meant, as for an image and its mask, let one step draw for both"
         )
 
 
