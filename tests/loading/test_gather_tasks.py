@@ -104,7 +104,7 @@ def test_a_sampler_that_draws_other_rows_cannot_go_on():
         next(tasks_of_sampler(sampler, 2, "keep", first.positions[0], same))
 
 
-@pytest.mark.parametrize("rows", [[[[0, 1]]], ["a"], [1.5], [2**70]])
+@pytest.mark.parametrize("rows", [[[[0, 1]]], ["a"], [1.5], [2**70], [True]])
 def test_what_is_no_row_number(rows):
     with pytest.raises(RowError, match="from a sampler; expected row numbers"):
         next(tasks_of_sampler(rows, 1, "keep", None, same))

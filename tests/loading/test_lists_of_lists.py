@@ -84,6 +84,15 @@ def test_of_a_dataset_it_is_refused(options, message):
         list(memfeed.Loader(Whole(), **options))
 
 
+def test_a_flag_beside_each_row_is_no_row(store):
+    """A batch sampler may give (flag, row) to a dataset that takes it: those of a store are row numbers."""
+    drawn = [[(True, 5), (True, 7)]]
+    with pytest.raises(RowError, match=r"found \[True, 5, True, 7\] from a sampler; expected row numbers"):
+        list(memfeed.Loader(store, batch_sampler=drawn))
+    with pytest.raises(RowError, match=r"found \(True, 5\), bools among ints; expected ints alone, or a mask"):
+        list(DataLoader(store, batch_sampler=drawn))
+
+
 def test_beside_a_collate_fn_it_is_refused(store):
     with pytest.raises(RowError, match="beside a collate_fn a list of lists is not a batch: leave collate_fn out"):
         list(memfeed.Loader(store, batch_sampler=DRAWN, collate_fn=list))

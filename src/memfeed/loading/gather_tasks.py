@@ -249,6 +249,8 @@ def _draw(drawing: Iterator[Any], size: int | None) -> tuple[Int64Array, list[in
         lengths = [len(one) for one in rows]
         rows = [row for one in rows for row in one]
     try:
+        if bool in set(map(type, rows)):  # (flag, row) is an index for a dataset of the user's
+            raise TypeError("a bool is none")
         return np.array([operator.index(row) for row in rows], np.int64), lengths
     except (TypeError, OverflowError) as error:
         raise RowError(f"found {brief(rows)} from a sampler; expected row numbers ({error})") from None

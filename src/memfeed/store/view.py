@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from memfeed.errors import RowError, StoreError
+from memfeed.errors import RowError, StoreError, brief
 from memfeed.schema.assemble import assembler
 from memfeed.schema.codec import Int64Array
 from memfeed.schema.fields import Schema
@@ -320,6 +320,8 @@ def many_rows(which: Any, row_count: int) -> Int64Array:
         raise RowError(f"found indices {array.dtype} {list(array.shape)}; expected ints in one dimension")
     if array.dtype == np.uint64 and len(array) and int(array.max()) > np.iinfo(np.int64).max:
         raise RowError(f"found row {int(array.max())}; expected {-row_count} to {row_count - 1}")
+    if isinstance(which, list | tuple) and {bool, np.bool_} & set(map(type, which)):  # (flag, row), for a dataset of the user's
+        raise RowError(f"found {brief(which)}, bools among ints; expected ints alone, or a mask of one bool per row")
     array = array.astype(np.int64)
     low = int(array.min()) if len(array) else 0
     if low < -row_count:
