@@ -14,7 +14,8 @@ from typing import Any, Literal
 import msgspec
 import numpy as np
 import torch
-from torch.utils.data import DataLoader, IterableDataset
+from torch.utils.data import IterableDataset
+from torch.utils.data.dataloader import DataLoader  # torch's, also if a program replaced it
 
 from memfeed.convert.changes import Watched
 from memfeed.convert.watchdog import Watchdog

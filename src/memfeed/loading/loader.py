@@ -9,7 +9,7 @@ from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
-from torch.utils.data import DataLoader
+from torch.utils.data.dataloader import DataLoader
 from typing_extensions import TypeVar
 
 from memfeed.loading.arguments import resolve

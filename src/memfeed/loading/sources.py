@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch.utils.data import ConcatDataset, IterableDataset, Subset, TensorDataset
-from torch.utils.data import DataLoader as DataLoader
+from torch.utils.data.dataloader import DataLoader as DataLoader
 
 from memfeed.errors import NO_LENGTH, LoaderError, SchemaError, StaleStoreError, listed
 from memfeed.order.choice import check_weights

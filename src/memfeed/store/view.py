@@ -320,7 +320,7 @@ def many_rows(which: Any, row_count: int) -> Int64Array:
         raise RowError(f"found indices {array.dtype} {list(array.shape)}; expected ints in one dimension")
     if array.dtype == np.uint64 and len(array) and int(array.max()) > np.iinfo(np.int64).max:
         raise RowError(f"found row {int(array.max())}; expected {-row_count} to {row_count - 1}")
-    if isinstance(which, list | tuple) and {bool, np.bool_} & set(map(type, which)):  # (flag, row), for a dataset of the user's
+    if isinstance(which, list | tuple) and {bool, np.bool_} & set(map(type, which)):  # (flag, row), for example
         raise RowError(f"found {brief(which)}, bools among ints; expected ints alone, or a mask of one bool per row")
     array = array.astype(np.int64)
     low = int(array.min()) if len(array) else 0
