@@ -92,6 +92,15 @@ def test_steps_without_memory_stay_in_batches():
     assert "batched: RandomHorizontalFlip; sample by sample in one process, as they are: Invert, Invert" in made.line
 
 
+def test_the_line_counts_the_steps_of_several_views():
+    class Views(Images):
+        def __getitem__(self, index):
+            return [self.transform(self.image(index)) for _ in range(3)]
+
+    made = cut(Views(v1.Compose([v1.RandomHorizontalFlip(), v1.ConvertImageDtype(torch.float32)])))
+    assert "batched: RandomHorizontalFlip (3 times), ToDtype (3 times)" in made.line
+
+
 DOMAIN = ContextVar("domain", default=0)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -227,7 +228,9 @@ def _line(proof: Proof, rest: Rest) -> str:
         fixed = listed(cut.fixed_names(callee), 80)
         names = cut.step_names(callee)
         parts.append(f"{cut.shown(callee.name)} before {names[0]}" + (f" (stored after {fixed})" if fixed else ""))
-    each = [f"batched: {', '.join(rest.batched)}"] if rest.batched else []
+    counts = Counter(rest.batched)  # the views of one image have the same steps
+    batched = [name if count == 1 else f"{name} ({count} times)" for name, count in counts.items()]
+    each = [f"batched: {', '.join(batched)}"] if batched else []
     each += [f"sample by sample in one process, as they are: {listed(rest.own, 120)}"] if rest.own else []
     fields = "" if isinstance(rest.layout, Named) else f", on {_fields(rest)}"
     return f"split {listed(parts, 200)}; each epoch{fields}: {'; '.join(each)}"
