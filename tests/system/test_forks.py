@@ -87,6 +87,8 @@ def test_a_forked_child_has_positions_of_its_own_in_files_that_the_dataset_opene
     else:
         loader = memfeed.Loader(dataset, 8, cache=None if how == "as it is" else tmp_path / "s.mf")
         next(iter(loader))
+        if how == "filled":
+            loader.store.finish()
     file = dataset.files.pop(dataset.path)
     file.seek(80)
     assert file.read(8) == (10).to_bytes(8, "little")  # and it reads ahead

@@ -96,7 +96,7 @@ def separate_positions() -> None:
 
 
 class _Noted(threading.local):
-    positions: tuple[tuple[int, int], ...] = ()  # of descriptors, when this thread forks
+    opened: tuple[tuple[int, int, int], ...] = ()  # descriptors, their flags and positions, when this thread forks
 
 
 _noted = _Noted()
@@ -104,24 +104,24 @@ _DIRECTORY = "/proc/self/fd" if sys.platform == "linux" else "/dev/fd"
 
 
 def _note_positions() -> None:
-    positions = []
+    opened = []
     with contextlib.suppress(OSError):
         for fd in map(int, os.listdir(_DIRECTORY)):
             with contextlib.suppress(OSError):  # of the listing itself, which is closed
-                is_read = fcntl.fcntl(fd, fcntl.F_GETFL) & os.O_ACCMODE == os.O_RDONLY
-                if fd > 2 and is_read and stat.S_ISREG(os.fstat(fd).st_mode):
-                    positions.append((fd, os.lseek(fd, 0, os.SEEK_CUR)))
-    _noted.positions = tuple(positions)
+                flags = fcntl.fcntl(fd, fcntl.F_GETFL)
+                if fd > 2 and flags & os.O_ACCMODE == os.O_RDONLY and stat.S_ISREG(os.fstat(fd).st_mode):
+                    opened.append((fd, flags, os.lseek(fd, 0, os.SEEK_CUR)))
+    _noted.opened = tuple(opened)
 
 
 def _forget_positions() -> None:
-    _noted.positions = ()
+    _noted.opened = ()
 
 
 def _reopen() -> None:
-    for fd, position in _noted.positions:
+    for fd, flags, position in _noted.opened:
         with contextlib.suppress(OSError):
-            new = os.open(_path_of(fd), os.O_RDONLY | os.O_CLOEXEC)
+            new = os.open(_path_of(fd), flags | os.O_CLOEXEC)
             try:
                 if os.path.samestat(os.fstat(new), os.fstat(fd)):
                     os.lseek(new, position, os.SEEK_SET)
