@@ -3,6 +3,7 @@
 import gc
 import os
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
@@ -250,6 +251,15 @@ class TestCaptures:
                 pass
         assert "with loader.paused():" in str(caught.value)
         del batches, loader, caught
+
+    def test_memory_that_is_locked_during_a_capture_is_the_error_of_the_capture(self, capfd):
+        with simulated(), ThreadPoolExecutor(1) as thread:
+            streams, found = Streams(torch.device("cuda")), []
+            with pytest.raises(RuntimeError, match="previous error during capture"):
+                self.capture(lambda: found or found.append(thread.submit(streams.allocate_staging, 4096).exception()))
+            assert "capturing" in str(found[0])
+            assert streams.allocate_staging(4096).is_pinned()
+        assert "cannot page-lock" not in capfd.readouterr().err
 
     def test_a_paused_loader_breaks_none_and_goes_on_after_it(self):
         with simulated():

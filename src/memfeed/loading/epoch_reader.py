@@ -33,7 +33,7 @@ from memfeed.random import derive
 from memfeed.store.columns import Column
 from memfeed.store.store import Store
 from memfeed.system.messages import warn
-from memfeed.transfer.page_locked import is_out_of_memory
+from memfeed.transfer.page_locked import is_of_capture, is_out_of_memory
 from memfeed.transfer.streams import Streams, streams_of
 
 if TYPE_CHECKING:
@@ -215,7 +215,7 @@ class EpochReader:
                     continue
                 if not isinstance(error, RuntimeError | MemoryError | OSError):
                     raise
-                if "captur" in str(error) and "stream" in str(error):
+                if is_of_capture(error):
                     raise LoaderError(CAPTURED) from error
                 placements = fallback(self.prepare().placement.placements) if is_out_of_memory(error) else None
                 if placements is None or self._fell_back:

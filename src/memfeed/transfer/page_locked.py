@@ -75,6 +75,11 @@ def is_out_of_memory(error: BaseException) -> bool:
     )
 
 
+def is_of_capture(error: BaseException) -> bool:
+    """Return True if CUDA refused a call because a graph was being captured."""
+    return "captur" in str(error) and "stream" in str(error)
+
+
 def _check(error_code: int, device: torch.device) -> None:
     if error_code:
         with suppress(RuntimeError):  # CUDA reports the error again at the next kernel: let that be this one

@@ -15,7 +15,7 @@ from typing import Protocol
 import torch
 
 from memfeed.system.messages import say_once
-from memfeed.transfer.page_locked import is_out_of_memory, lock_pages
+from memfeed.transfer.page_locked import is_of_capture, is_out_of_memory, lock_pages
 
 
 class Event(Protocol):
@@ -59,8 +59,8 @@ class Streams:
         try:
             return lock_pages(nbytes, self._side)
         except RuntimeError as error:
-            if is_out_of_memory(error):
-                raise  # columns may make room
+            if is_out_of_memory(error) or is_of_capture(error):
+                raise  # columns may make room; the next call after a capture locks it
         try:
             with torch.cuda.device(self.device):
                 memory = torch.empty(nbytes, dtype=torch.uint8, device="cpu", pin_memory=True)
