@@ -4,6 +4,7 @@ import os
 import threading
 from pathlib import Path
 
+import hypothesis
 import pytest
 
 # Two processes of pytest run on two cores: threads of OpenMP that spin while they wait take the time of others.
@@ -31,6 +32,10 @@ SHORT_WAITS = {
     "convert.budget.SECONDS": 0.1,  # of reading each form, to choose one
     "convert.processes.CHECK_SECONDS": 0.1,  # between two looks whether workers live
 }
+
+# without a deadline: another process may have the processor for a while
+hypothesis.settings.register_profile("memfeed", parent=hypothesis.settings(), deadline=None)
+hypothesis.settings.load_profile("memfeed")
 
 
 @pytest.hookimpl(tryfirst=True)  # before those that are not asked for are left out

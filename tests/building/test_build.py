@@ -111,7 +111,7 @@ def test_a_build_that_cannot_be_read_says_so(path):
             Build.resume(root)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(st.sets(st.integers(0, 50)))
 def test_runs(numbers):
     found = runs(np.array(sorted(numbers), np.int64))

@@ -16,7 +16,7 @@ from memfeed.system import files
 from support import Made
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(st.permutations(range(0, 40, 4)), st.sets(st.integers(0, 9), max_size=4))
 def test_rows_in_any_order_from_many_writers_with_holes(tmp_path_factory, firsts, skipped):
     path = tmp_path_factory.mktemp("b") / "a.mf"

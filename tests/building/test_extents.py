@@ -24,7 +24,7 @@ def wanted(root, first, last, size, field=0):
     return Wanted(field, root / f"heap{field}", first, last, size)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(st.lists(st.tuples(st.integers(0, 20), st.integers(0, 40)), max_size=12))
 def test_no_byte_is_given_twice(runs):
     heap, taken = _Heap(), set()

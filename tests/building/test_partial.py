@@ -266,9 +266,9 @@ class BoundedStores(PartialStores):
 
 
 TestPartialStores = PartialStores.TestCase
-TestPartialStores.settings = settings(max_examples=80, stateful_step_count=40, deadline=None)
+TestPartialStores.settings = settings(max_examples=80, stateful_step_count=40)
 TestBoundedStores = BoundedStores.TestCase
-TestBoundedStores.settings = settings(max_examples=50, stateful_step_count=40, deadline=None)
+TestBoundedStores.settings = settings(max_examples=50, stateful_step_count=40)
 
 
 def in_child(action):

@@ -47,7 +47,7 @@ def test_a_build_that_was_removed_is_named(path):
                 one.write(2, 2, packed(2, 2))
 
 
-@settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=30, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.sets(st.integers(0, 9), min_size=1), st.booleans())
 def test_runs_are_written_as_each_of_them_alone(tmp_path, rows, in_one_array):
     found = []

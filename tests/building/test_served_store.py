@@ -139,4 +139,4 @@ class ServedStores(PartialStores):
 
 
 TestServedStores = ServedStores.TestCase
-TestServedStores.settings = settings(max_examples=60, stateful_step_count=30, deadline=None)
+TestServedStores.settings = settings(max_examples=60, stateful_step_count=30)

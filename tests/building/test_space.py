@@ -92,7 +92,7 @@ def test_rows_of_another_size_than_those_lost_get_no_space_of_others(root, size)
     assert [row["r"].tolist() for row in memfeed.open(path)] == [[n] * n for n in (10, size, 10)]
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.data())
 def test_rows_that_are_lost_and_written_again_in_order_have_the_places_of_the_first_time(tmp_path, data):
     sizes = data.draw(st.lists(st.integers(0, 40), min_size=4, max_size=30))
@@ -251,7 +251,7 @@ def test_a_file_system_without_holes_keeps_the_gaps_and_is_right(root, monkeypat
     assert all(torch.equal(store[i]["r"], torch.full((10_000 + i,), 10_000.0 + i)) for i in range(12))
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.data())
 def test_lists_that_ask_in_any_order_lie_in_the_order_of_their_numbers(tmp_path, data):
     sizes = data.draw(st.lists(st.integers(0, 300), min_size=1, max_size=12))

@@ -22,7 +22,7 @@ SHAPES = st.one_of(
 
 
 @given(dtype=st.one_of(st.just("uint8"), st.sampled_from(list(DTYPE_CODES))), shape=SHAPES, seed=st.integers(0, 99))
-@settings(deadline=None, max_examples=200)
+@settings(max_examples=200)
 def test_what_is_applied_is_undone_in_every_bit(dtype, shape, seed):
     size = int(np.prod(shape, dtype=np.int64)) * np.dtype(dtype).itemsize
     row = np.random.default_rng(seed).integers(0, 256, size, dtype=np.uint8).view(dtype).reshape(shape)

@@ -46,7 +46,7 @@ def in_layout(image, layout):
     layout=st.sampled_from([("chw", 3), ("chw", 1), ("hwc", 3), ("hwc", 1), ("hw", 1)]),
     subsampling=st.sampled_from(["4:4:4", "4:2:2", "4:2:0"]),
 )
-@settings(deadline=None, max_examples=200)
+@settings(max_examples=200)
 def test_every_layout_has_the_pixels_of_the_library(height, width, quality, layout, subsampling):
     name, channels = layout
     codec = Jpeg(quality, subsampling, name)
@@ -63,7 +63,7 @@ def test_every_layout_has_the_pixels_of_the_library(height, width, quality, layo
 
 
 @given(height=st.integers(1, 40), width=st.integers(1, 40))
-@settings(deadline=None, max_examples=50)
+@settings(max_examples=50)
 def test_the_compiled_loop_writes_the_same_planes(height, width):
     codec = Jpeg(90)
     row = in_layout(an_image(height, width), "chw")

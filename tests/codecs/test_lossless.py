@@ -38,7 +38,7 @@ def rows(draw):
 
 @pytest.mark.parametrize("codec", CODECS, ids=str)
 @given(row=rows())
-@settings(deadline=None, max_examples=200)
+@settings(max_examples=200)
 def test_a_row_comes_back_in_every_bit(codec, row):
     blob = blob_of(codec, row)
     assert codec.shape(blob) == row.shape

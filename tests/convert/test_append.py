@@ -676,7 +676,7 @@ def test_concat_of_a_store_that_was_replaced(path):
 # --- anything in any order
 
 
-@settings(max_examples=12, deadline=None, phases=[phase for phase in Phase if phase != Phase.shrink])
+@settings(max_examples=12, phases=[phase for phase in Phase if phase != Phase.shrink])
 @given(st.data())
 def test_any_sequence_with_kills(data):
     """Appends and concats, killed at any operation and called again, against lists of rows."""

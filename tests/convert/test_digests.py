@@ -61,7 +61,7 @@ def exact(value):
     return (type(value).__name__, repr(value))
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(plain, plain)
 def test_two_values_have_one_digest_if_they_are_equal(one, other):
     assert hash_value(copy.deepcopy(one)) == hash_value(one) is not None

@@ -177,7 +177,7 @@ def test_the_format_says_that_it_needs_a_newer_reader(path):
 shapes = st.lists(st.integers(0, 3), min_size=1, max_size=4)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(
     shape=shapes,
     dim=st.integers(0, 3),

@@ -272,7 +272,7 @@ def detached(value):
     return value.astype(value.dtype.newbyteorder("=")).copy() if isinstance(value, np.ndarray) else value
 
 
-@settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
+@settings(max_examples=30, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
 @given(recipe=recipes, way=st.sampled_from(sorted(WAYS)), refill=st.booleans())
 def test_any_sample_by_any_way(tmp_path_factory, recipe, way, refill):
     def make(index):

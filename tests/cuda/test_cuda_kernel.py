@@ -29,7 +29,7 @@ def kernel():
     return gpu_kernel(GPU)
 
 
-@settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=200, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(case=cases(300))
 def test_the_kernel_gives_what_torch_gives(kernel, case):
     image, window, affine, layout = case
@@ -87,7 +87,7 @@ def test_the_usual_sequence_with_resized_crops(kernel, dtype, layout):
     torch.testing.assert_close(got.cpu().float(), expected.float(), rtol=0, atol=atol)
 
 
-@settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=200, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(case=sampled_cases(200, 150, 60))
 def test_resizes_and_warps_are_those_of_torch(kernel, case):
     image, sampled, window, affine, layout = case

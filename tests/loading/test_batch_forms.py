@@ -48,7 +48,7 @@ PAD = {"tokens": -7, ("inner", "xy"): 0.25}
 
 
 @pytest.mark.parametrize("threaded", [False, True])
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(st.integers(1, 12), st.booleans(), st.sampled_from([None, "drop", "pad"]), st.integers(0, 2))
 def test_batches_are_those_of_pad_sequence(store, threaded, batch_size, shuffle, last, epoch):
     loader = Loader(store, batch_size, shuffle=shuffle, seed=0, pad=PAD, return_rows=True, last=last)

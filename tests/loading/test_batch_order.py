@@ -40,7 +40,7 @@ def rows(batches):
     return [batch["row"].tolist() for batch in batches]
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(BUDGETS, st.sampled_from([False, True, Blocks(8)]), st.integers(0, 3), st.booleans(), st.booleans())
 def test_no_batch_has_more_tokens_than_the_budget(store, budget, shuffle, epoch, threaded, drop_last):
     loader = Loader(store, bucket_by=Tokens(budget), shuffle=shuffle, seed=1, drop_last=drop_last, **PAD)
@@ -95,7 +95,7 @@ OPTIONS = [
 ]
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(st.sampled_from(OPTIONS), st.integers(1, 5), st.booleans(), st.booleans())
 def test_ranks_get_as_many_batches_and_every_row_once(store, options, world, drop_last, pad_last):
     last = {"drop_last": True} if drop_last else {"last": "pad"} if pad_last else {}
@@ -124,7 +124,7 @@ def test_ranks_get_as_many_batches_and_every_row_once(store, options, world, dro
         assert rows(together) == alone
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     st.sampled_from(OPTIONS), st.sampled_from([True, False]), st.integers(1, 3), st.integers(1, 3), st.integers(0, 40)
 )

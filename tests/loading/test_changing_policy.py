@@ -53,7 +53,7 @@ LOADERS = st.sampled_from(
 PASSES = st.lists(st.sampled_from(["whole", "broken off", "resumed", "loaded in the midst"]), min_size=2, max_size=5)
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 @given(LOADERS, PASSES, st.sampled_from([0.05, 0.3, 1.0]), st.integers(0, 1000), st.sampled_from([1, 4]))
 def test_every_pass_has_its_rows(store, options, passes, share, seed, prefetch):
     chance = random.Random(seed)

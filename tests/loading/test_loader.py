@@ -80,7 +80,7 @@ def nest(inner):
     )
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(st.recursive(leaf, nest, max_leaves=6), st.integers(1, 9), st.integers(1, 12), st.booleans())
 def test_batches_are_those_of_a_dataloader(make, batch_size, n, drop_last):
     samples = [make(i) for i in range(n)]

@@ -87,7 +87,7 @@ def test_a_part_of_the_blocks_never_gives_tokens_of_the_others(store):
     assert tokens(subset) == tokens([view[[0, 2]]])
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(st.integers(1, 3), st.integers(1, 3), st.sampled_from([1, 2, 4]), st.integers(0, 6), st.integers(0, 2))
 def test_ranks_and_a_resume_read_the_same_blocks(store, world, other_world, size, steps, epoch):
     view = store.packed("input_ids", 7)

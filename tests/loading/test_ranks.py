@@ -203,7 +203,7 @@ def ranks(n, batch_size, world_size, shuffle, **options):
     return [Loader(torch.arange(n), batch_size, shuffle=shuffle, **one, **options) for one in each]
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(dealt)
 def test_ranks_share_each_step_of_one_rank(drawn):
     n, batch_size, world_size, shuffle = drawn
@@ -218,7 +218,7 @@ def test_ranks_share_each_step_of_one_rank(drawn):
         assert max(map(len, step)) - min(map(len, step)) <= 1
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(dealt)
 def test_dropping_the_last_leaves_out_less_than_a_global_batch(drawn):
     n, batch_size, world_size, shuffle = drawn
@@ -230,7 +230,7 @@ def test_dropping_the_last_leaves_out_less_than_a_global_batch(drawn):
     assert len(set(map(len, read))) == 1
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(dealt)
 def test_padding_the_last_gives_every_rank_as_much(drawn):
     n, batch_size, world_size, shuffle = drawn

@@ -23,7 +23,7 @@ PAGE = mmap.PAGESIZE
 pytestmark = pytest.mark.skipif(not readahead.SUPPORTED, reason="needs posix_fadvise and RWF_NOWAIT: Linux")
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(st.lists(st.tuples(st.integers(0, 200_000), st.integers(-1, 30_000)), max_size=20))
 def test_merged_ranges_cover_every_byte_and_little_else(places):
     starts = np.array([start for start, _ in places], np.int64)

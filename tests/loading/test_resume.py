@@ -41,7 +41,7 @@ ORDERS = [
 ]
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(st.sampled_from(ORDERS), st.integers(1, 20), st.integers(0, 60), st.integers(0, 3), st.booleans())
 def test_a_restored_loader_gives_what_was_left(options, batch_size, taken, epoch, threaded):
     loader = Loader(ROWS, batch_size, **options)
@@ -96,7 +96,7 @@ def test_a_state_before_the_first_and_between_epochs():
     assert (loader.state_dict()["epoch"], loader.state_dict()["row"]) == (4, 10), "the first iter() used up no epoch"
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(st.integers(1, 8), st.integers(1, 4), st.integers(1, 4), st.integers(0, 10))
 def test_elastic(batch_size, world, other_world, steps):
     """Some ranks read a while; others, of another number and batch size, go on; together that is the epoch."""

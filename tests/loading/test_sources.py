@@ -33,7 +33,7 @@ def whole(tmp_path_factory):
     return memfeed.cache(Made(rich_sample, 40), tmp_path_factory.mktemp("s") / "all.mf", progress=False)
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(st.integers(1, 13), st.sampled_from([False, True, Blocks()]))
 def test_several_stores_are_read_as_one(three, whole, batch_size, shuffle):
     ours = list(Loader(three, batch_size, shuffle=shuffle, seed=2))

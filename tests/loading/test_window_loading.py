@@ -57,7 +57,7 @@ def together(batches):
     return {key: torch.cat([batch[key] for batch in batches]) for key in batches[0]}
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(NAMES, SHUFFLES, st.integers(1, 30), st.integers(1, 3), st.integers(0, 2))
 def test_the_ranks_read_each_window_once(views, name, shuffle, batch_size, world_size, epoch):
     view = views[name]
@@ -73,7 +73,7 @@ def test_the_ranks_read_each_window_once(views, name, shuffle, batch_size, world
     assert sorted(seen) == list(range(len(view)))
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(NAMES, SHUFFLES, st.integers(1, 20), st.integers(0, 30), st.booleans())
 def test_a_restored_loader_gives_the_windows_that_were_left(views, name, shuffle, batch_size, taken, pickled):
     loader = Loader(views[name], batch_size, shuffle=shuffle, seed=5)

@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 from memfeed.order.orders import Bijection
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(st.integers(1, 3000), st.integers(0, 2**64))
 def test_it_is_a_permutation_and_knows_its_inverse(n, key):
     place = Bijection(n, key)

@@ -11,7 +11,7 @@ def batches_of(found):
     return [found[at] for at in range(found.n)]
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(lengths, st.integers(1, 40), st.integers(30, 90), st.sampled_from([None, 7]))
 def test_batches_by_tokens_keep_the_budget_and_every_row(lengths, window, budget, key):
     by_place = np.array(lengths, np.int64)
@@ -38,7 +38,7 @@ def test_batches_by_tokens_keep_the_budget_and_every_row(lengths, window, budget
         assert key is not None or cut == expected
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(lengths, st.integers(1, 9), st.integers(1, 4), st.booleans(), st.sampled_from([None, 7]))
 def test_batches_of_like_length_have_one_size(lengths, batch_size, window_batches, drop_last, key):
     options = {"batch_size": batch_size, "drop_last": drop_last, "key": key}
@@ -52,7 +52,7 @@ def test_batches_of_like_length_have_one_size(lengths, batch_size, window_batche
     assert drop_last or given_rows == rows.tolist()
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(st.lists(st.integers(0, 30), min_size=1, max_size=60), st.integers(1, 40), st.integers(30, 90), st.data())
 def test_a_given_count_is_met_within_the_budget(lengths, window, budget, data):
     by_place, rows = np.array(lengths, np.int64), np.arange(len(lengths))

@@ -32,7 +32,7 @@ def test_weights_that_are_none(weights, message):
         check_weights(weights)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     st.lists(st.integers(1, 3000), min_size=1, max_size=4),
     st.lists(st.integers(0, 20), min_size=4, max_size=4),

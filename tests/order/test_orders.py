@@ -17,7 +17,7 @@ PINNED_LONG = [19430, 874, 166, 15363, 9211, 10294, 5218, 3591]  # numpy draws l
 PINNED_BLOCKS = [7, 2, 3, 1, 4, 8, 9, 6, 0, 10, 11, 5]
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(st.integers(1, 300), st.integers(-5, 2**70), st.integers(0, 100))
 def test_every_row_once(n, seed, epoch):
     assert sorted(permutation(n, seed, epoch)) == list(range(n))
@@ -59,7 +59,7 @@ def test_a_long_permutation_takes_half_the_memory(monkeypatch):
     assert (wide(0, 1000) == compact(0, 1000)).all()
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(st.integers(1, 3000), st.integers(1, 40), st.integers(0, 5), st.lists(st.integers(0, 3000), max_size=6))
 def test_any_part_of_an_order_is_that_part_of_the_whole(n, block_rows, epoch, cuts):
     for made in (Sequential(n), Shuffled(n, 1, epoch), BlockOrder(n, 1, epoch, block_rows)):
@@ -73,7 +73,7 @@ def test_any_part_of_an_order_is_that_part_of_the_whole(n, block_rows, epoch, cu
 # --- blocks
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(st.integers(1, 5000), st.integers(1, 20), st.integers(1, 700))
 def test_what_has_passed_was_read_before_and_is_in_the_end_everything(n, block_rows, step):
     made = BlockOrder(n, 0, 0, block_rows)

@@ -54,7 +54,7 @@ json_values = st.recursive(
 )
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(json_values)
 def test_json_comes_back_equal_or_is_refused(value):
     try:

@@ -50,7 +50,7 @@ def test_rows_are_those_of_the_flat_values(shape):
         assert all(row.is_contiguous() for row in jagged_rows(batch))
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(st.lists(st.integers(0, 4), min_size=1, max_size=6))
 def test_padding_is_to_the_longest_row(lengths):
     flat = torch.arange(sum(lengths))

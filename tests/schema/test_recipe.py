@@ -125,7 +125,7 @@ def store(tmp_path_factory):
     return memfeed.cache(SAMPLES, tmp_path_factory.mktemp("recipe") / "a.mf", workers=0, progress=False)
 
 
-@settings(max_examples=400, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
+@settings(max_examples=400, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
 @given(st.lists(steps(), min_size=1, max_size=3))
 def test_a_recipe_is_refused_or_makes_a_transform_that_runs(store, recipe):
     if recipe_problem(recipe, FIELDS):

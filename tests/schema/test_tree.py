@@ -31,7 +31,7 @@ def containers(children):
     )
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(st.recursive(leaves, containers, max_leaves=12))
 def test_a_sample_taken_apart_and_put_together_is_the_sample(sample):
     try:

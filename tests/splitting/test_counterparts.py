@@ -42,7 +42,7 @@ def warp_of(angle, moves, scale, shear, size=(20, 24), center=None):
     return Warped(np.array(matrix, np.float64).reshape(1, 2, 3), height, width)
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=80)
 @given(
     angle=st.floats(-179, 179),
     moves=st.tuples(st.integers(-5, 5), st.integers(-5, 5)),

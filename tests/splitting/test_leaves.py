@@ -49,14 +49,14 @@ def assert_kept(leaf):
     assert equal(there_and_back(leaf), leaf)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(ARRAYS)
 def test_tensors_and_arrays_are_kept(array):
     assert_kept(array)
     assert_kept(torch.from_numpy(array.T))
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(VALUES)
 def test_numbers_text_and_lists_are_kept(value):
     assert_kept(value)

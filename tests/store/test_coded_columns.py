@@ -140,7 +140,7 @@ def test_tensordict_reads_the_blobs_as_bytes(stores):
 numbers = st.sampled_from(sorted(set(DTYPES) - {"float8_e4m3fnuz", "float8_e5m2fnuz"}))
 
 
-@settings(deadline=None, max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     dtype=numbers,
     shapes=st.lists(st.lists(st.integers(0, 5), min_size=2, max_size=2), min_size=1, max_size=6),

@@ -20,7 +20,7 @@ FIXED = Field(path=("x",), name="x", stem="x", kind="fixed", dtype="int32", shap
 ROWS = torch.arange(36, dtype=torch.int32).view(12, 3)
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(st.lists(st.integers(0, 11)), st.sets(st.integers(1, 11)))
 def test_a_concatenation_gives_the_rows_of_the_whole(rows, cuts):
     edges = [0, *sorted(cuts), 12]

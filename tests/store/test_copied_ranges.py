@@ -21,7 +21,7 @@ def expected(heap, starts, lengths):
     return np.concatenate([heap.numpy()[a : a + k] for a, k in zip(starts, lengths, strict=True)])
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(st.integers(1, 60), st.lists(st.tuples(st.integers(0, 60), st.integers(0, 25)), min_size=1), st.integers(1, 16))
 def test_blocks_equal_the_ranges_copied_one_by_one(n, ranges, block):
     heap = HEAP[:n]
@@ -77,7 +77,7 @@ def test_ranges_side_by_side_are_copied_as_one(monkeypatch):
     assert counts[0] <= 2 + 2 * np.count_nonzero(lengths == 0)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(st.lists(st.integers(0, 9), min_size=1), st.sets(st.integers(0, 30)))
 def test_merged_ranges_have_the_same_bytes(lengths, moved):
     lengths = np.array(lengths)
@@ -108,7 +108,7 @@ def loops():
     return Loops("memfeed.store.copy_loops").wait()
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(
     st.integers(0, 30),
     st.integers(0, 30),

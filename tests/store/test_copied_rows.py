@@ -10,7 +10,7 @@ from memfeed.system.share import Threads
 ROW = PART_BYTES // 4
 
 
-@settings(deadline=None, max_examples=30)
+@settings(max_examples=30)
 @given(index=st.lists(st.integers(0, 39), max_size=40), threads=st.integers(1, 4))
 def test_rows_in_parts_are_those_of_one_call(index, threads):
     data = torch.arange(40 * ROW // 4, dtype=torch.int32).view(40, -1)

@@ -18,7 +18,7 @@ def ints(*values):
     return np.array(values, np.int64)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(data=st.data())
 def test_ranges_are_copied(loops, data):
     source = np.arange(40, dtype=np.uint8)
@@ -43,7 +43,7 @@ def test_ranges_outside_are_refused(loops, start, length, begin):
     assert out.tolist() == [99] * 4
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(lengths=st.lists(st.integers(0, 5), max_size=6), dtype=st.sampled_from([np.int32, np.bool_]))
 def test_values_are_repeated(loops, lengths, dtype):
     values = (np.arange(len(lengths)) % 2).astype(dtype)

@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from memfeed.store.packed import Packing
@@ -17,7 +17,6 @@ def tokens(lengths, order, *, has_end, fills, size):
     return found[: len(found) // size * size]
 
 
-@settings(deadline=None)
 @given(
     lengths=st.lists(st.integers(0, 9), max_size=8),
     size=st.integers(1, 7),

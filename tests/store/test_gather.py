@@ -20,7 +20,7 @@ def columns(tmp_path_factory):
     return memfeed.cache(Made(rich_sample, N), tmp_path_factory.mktemp("s") / "a.mf", progress=False)._view.columns
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(st.lists(st.integers(0, N - 1), max_size=20))
 def test_a_gather_equals_the_rows_read_one_by_one(columns, ids):
     for allocator in (Pool(), Fresh()):
@@ -43,7 +43,7 @@ def unpacked(column, leaf):
     ]  # fmt: skip
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(st.lists(st.integers(0, N - 1), min_size=1, max_size=20), st.integers(1, 6), st.sampled_from([0, 8, 1 << 20]))
 def test_several_batches_equal_the_rows_read_one_by_one(columns, ids, batch_size, narrow):
     with pytest.MonkeyPatch.context() as patch:

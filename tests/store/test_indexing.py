@@ -15,7 +15,7 @@ def pairs(path):
     return memfeed.cache((torch.arange(30).view(10, 3), torch.arange(10) * 10), path, progress=False)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(st.integers(1, 30).flatmap(lambda n: st.tuples(st.just(n), st.lists(st.integers(-n, n - 1)))))
 def test_negative_rows_count_from_the_end_as_in_a_list(drawn):
     n, which = drawn
@@ -26,7 +26,7 @@ def test_negative_rows_count_from_the_end_as_in_a_list(drawn):
     assert many_rows(mask, n).tolist() == sorted({rows[i] for i in which})
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(st.lists(st.integers(1, 20), min_size=1, max_size=6), st.integers(200, 400))
 def test_parts_are_as_long_as_those_of_random_split(weights, n):
     parts = [weight / sum(weights) for weight in weights]

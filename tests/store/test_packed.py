@@ -65,7 +65,7 @@ def lists(batch, pad=None):
     return list(zip(*columns, strict=True)) if columns[0] else []
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(
     st.lists(st.integers(0, 15), min_size=1, max_size=14),
     st.integers(1, 9),
@@ -200,7 +200,7 @@ def test_in_order_keeps_other_columns_and_shares_one_packing(path):
     assert all(a.packing is b.packing for a, b in itertools.combinations(found[:-1], 2))
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(
     st.lists(st.integers(0, 15), min_size=1, max_size=14),
     st.integers(1, 9),

@@ -42,7 +42,7 @@ def test_every_store_has_these_files(path):
             assert used[-1, 1] == size
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(st.lists(st.integers(-1, 5), max_size=20), st.integers(0, 100))
 def test_rows_one_after_another_do_not_overlap(lengths, first):
     dims = np.array(lengths, np.int64).reshape(len(lengths), 1)
@@ -70,7 +70,7 @@ def test_the_used_part_of_a_heap_is_found_in_pieces(path, monkeypatch):
     assert ragged.used_heap_ranges(path, one, 50)[-1, 1] == size
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(st.lists(st.tuples(st.integers(0, 40), st.integers(0, 5), st.booleans()), max_size=20), st.integers(1, 8))
 def test_the_used_ranges_of_a_heap_are_those_of_its_present_rows(tmp_path_factory, rows, at_once):
     """Rows in any order, which may overlap; the slow reference marks each byte."""

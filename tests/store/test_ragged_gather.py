@@ -53,7 +53,7 @@ def raw_bits(tensor):
     )
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(lengths=st.lists(st.integers(0, 4), max_size=5), dim=st.sampled_from([0, 1]), value=st.sampled_from([0, -1, 7]))
 def test_padding(lengths, dim, value):
     flat = torch.arange(2 * sum(lengths)).view((sum(lengths), 2) if dim == 0 else (2, sum(lengths)))

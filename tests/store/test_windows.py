@@ -57,7 +57,7 @@ OFFSETS = st.lists(st.integers(-15, 15), min_size=1, max_size=6)
 ASKED = st.dictionaries(st.sampled_from(["image", "action"]), OFFSETS, min_size=1)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(ASKED, st.sampled_from(["episode", None]), st.data())
 def test_a_view_equals_the_slow_reference(store, asked, within, data):
     rows = samples()
@@ -74,7 +74,7 @@ def test_a_view_equals_the_slow_reference(store, asked, within, data):
     assert equal(list(batch["tokens"].unbind()), [one["tokens"] for one in expected])
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(ASKED, st.lists(st.integers(0, len(LENGTHS) - 1), min_size=1, unique=True), st.integers(0, 3), st.booleans())
 def test_windows_of_a_subset_see_only_its_rows(store, asked, episodes, left_out, within):
     """The episodes come in any order, and their first rows are left out."""
@@ -87,7 +87,7 @@ def test_windows_of_a_subset_see_only_its_rows(store, asked, episodes, left_out,
         assert equal(view[at], reference(rows, at, asked, "episode" if within else None))
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(ASKED, st.sampled_from(["episode", None]))
 def test_complete_gives_the_rows_whose_masks_are_all_true(store, asked, within):
     rows = samples()

@@ -96,7 +96,7 @@ def test_another_thread_may_hold_and_free():
     assert sums == [(i % 5) * 256 for i in range(300)]
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(
     st.lists(st.tuples(st.integers(0, 50), st.sampled_from([torch.float32, torch.bfloat16, torch.bool])), max_size=20)
 )

@@ -18,7 +18,7 @@ from support import wait_until
 pytestmark = pytest.mark.skipif(not openmp.can_limit(), reason="torch has no OpenMP here")
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(rows=st.integers(0, 300), least=st.integers(1, 50), threads=st.integers(1, 5))
 def test_each_row_is_done_once(rows, least, threads):
     done, sizes = torch.zeros(rows, dtype=torch.int64), []

@@ -49,7 +49,7 @@ def sent(buffer, device, parts):
     return copied
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(
     batches=st.lists(
         st.lists(st.tuples(st.integers(0, 300), st.booleans(), st.sampled_from([0, 500])), max_size=5), max_size=4

@@ -132,7 +132,7 @@ def test_a_batch_larger_than_all_before_is_copied_too():
         assert equal(transfer.receive_batch(sent, transfer.record_event()), expected)
 
 
-@settings(deadline=None, max_examples=80)
+@settings(max_examples=80)
 @given(
     dtype=st.sampled_from(DTYPES),
     shape=st.lists(st.integers(0, 5), max_size=3),

@@ -29,7 +29,7 @@ def photos(n=6, c=3, h=12, w=10, dtype=torch.uint8):
     return images.to(dtype) / 255 if dtype.is_floating_point else images.to(dtype)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(
     st.lists(st.sampled_from(["jitter", "gray", "erase", "noise", "flip", "rrc", "float", "norm"]), max_size=5),
     st.sampled_from([1, 3]),

@@ -93,7 +93,7 @@ def cases(draw):
     return image, changes, draw(affines(image.shape[1])), draw(st.sampled_from(LAYOUTS))
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(case=cases())
 def test_a_pass_gives_the_values_of_torch(loops, case):
     image, changes, affine, layout = case
@@ -106,7 +106,7 @@ def test_a_pass_gives_the_values_of_torch(loops, case):
     assert torch.equal(found, expected)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(size=st.integers(1, 900), out=st.integers(16, 400), mode=st.sampled_from(["bilinear", "bicubic"]))
 @example(size=512, out=16, mode="bicubic")
 def test_weights_of_any_scale(loops, size, out, mode):
@@ -202,7 +202,7 @@ def turns(monkeypatch):
     return found
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     image=batches(40, (torch.uint8,), least=1).filter(lambda image: image.shape[1] in (1, 3)),
     seed=st.integers(0, 1000),

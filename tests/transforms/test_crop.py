@@ -33,7 +33,7 @@ def test_what_is_no_padding(padding):
         RandomCrop(4, padding=padding)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     size=st.tuples(st.integers(1, 6), st.integers(1, 6)),
     image=st.tuples(st.integers(1, 9), st.integers(1, 9)),

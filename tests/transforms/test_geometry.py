@@ -53,7 +53,7 @@ def sequences(draw):
     return Compose(parts), pictures(n, c, h, w, dtype)
 
 
-@settings(max_examples=250, deadline=None)
+@settings(max_examples=250)
 @given(sequences(), st.integers(0, 2**32))
 def test_sample_by_sample_equals_plain(sequence, seed):
     transform, images = sequence
@@ -65,7 +65,7 @@ def test_sample_by_sample_equals_plain(sequence, seed):
     torch.testing.assert_close(fast, slow, rtol=1e-5, atol=atol)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(sequences(), st.integers(0, 2**32))
 def test_a_sample_is_moved_the_same_in_any_batch(sequence, seed):
     transform, images = sequence

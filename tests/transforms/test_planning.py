@@ -74,7 +74,7 @@ def rounding(transform, images):
     return size * (2e-2 if images.dtype is torch.bfloat16 else 1e-6)
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(sequences(), st.integers(0, 2**32))
 def test_fused_equals_plain(sequence, seed):
     transform, images = sequence

@@ -63,7 +63,7 @@ PARTS = {
 }
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(st.lists(st.sampled_from(sorted(PARTS)), max_size=6), st.sampled_from([torch.uint8, torch.float32]))
 def test_fused_equals_plain(names, dtype):
     transform, images = Compose([PARTS[name]() for name in names]), photos(dtype=dtype)

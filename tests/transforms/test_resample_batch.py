@@ -33,7 +33,7 @@ def cases(draw):
     return image, draw(resized(image.shape))
 
 
-@settings(max_examples=150, deadline=None, derandomize=True)
+@settings(max_examples=150, derandomize=True)
 @given(cases())
 def test_a_batch_is_resized_as_its_images_are(case):
     image, change = case

@@ -23,7 +23,7 @@ def sliced(volume, begin, size, flips, fill):
     return out
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     begin=st.lists(st.tuples(*[st.integers(-3, 4)] * 3), min_size=1, max_size=3),
     size=st.tuples(*[st.integers(1, 4)] * 3),

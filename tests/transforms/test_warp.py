@@ -47,7 +47,7 @@ def test_moves_show_the_fill():
     ]
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(numbers, numbers, st.tuples(numbers, numbers), st.tuples(numbers, numbers))
 def test_joined_maps_move_points_as_both_in_turn(one, other, move, also):
     first, second = turned(one, move=move), turned(other, move=also)
