@@ -89,6 +89,33 @@ def test_a_draw_that_is_kept_when_a_sample_is_read_first_is_caught(path, draw, n
     assert type(Loader(Keeping(n, draw), 2, cache=path)).__name__ == "DecodedLoader"
 
 
+class Memory:
+    """Keeps what was drawn, beside a method that a search for random steps finds."""
+
+    def __init__(self, draw):
+        self.draw, self.kept = draw, {}
+
+    def of(self, i):
+        if i not in self.kept:
+            self.kept[i] = self.draw(i)
+        return self.kept[i]
+
+
+def test_a_draw_that_another_object_keeps_is_caught(path):
+    class Kept(Made):
+        def __getitem__(self, i):
+            return self.memory.of(i)
+
+    def made():
+        dataset = Kept(None, 40)
+        dataset.memory = Memory(lambda i: torch.rand(3))
+        return dataset
+
+    with pytest.raises(RandomDataError, match="draws random numbers when it is read first"):
+        cache(made(), path)
+    assert type(Loader(made(), 2, cache=path)).__name__ == "DecodedLoader"
+
+
 def numpy_seeded(i):
     np.random.seed(i)
     return np.random.rand(3)

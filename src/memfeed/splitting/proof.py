@@ -68,14 +68,12 @@ def look(dataset: Any, rows: Sequence[int], generators: Generators, *, at_once: 
     `at_once` returns after the first sample that is random, or that drew. Raises SplitError for a dataset that keeps
     what it drew when a sample was read first.
     """
-    started, is_random, is_kept = time.monotonic(), False, False
-    loose, done = set[int](), list[int]()
+    started, is_random, is_kept, loose, done = time.monotonic(), False, False, set[int](), list[int]()
     for index in rows:
         if len(done) >= _FEWEST_ROWS and time.monotonic() - started > LOOK_SECONDS:
             break
         if at_once and (is_random or loose):
             break
-        first: Any = None
         for seed in range(SEEDS):
             begin = generators.seed(index, seed)
             sample = copied_tree(dataset[index])
@@ -116,18 +114,21 @@ def prove(
     Raises:
         SplitError: no cut holds; the message says why.
     """
-    places: list[CallablePlace] = []
+    places = find_places(dataset, name, helpers=name is not None)
     try:
-        places = find_places(dataset, name)
         return _prove_at(dataset, places, rows, cuts_fixed=cuts_fixed, whole=whole)
-    except SplitError as first:
-        try:  # other objects are looked into last: a copy of one may fail in any way
-            if len(more := find_places(dataset, name, helpers=True)) > len(places):
-                return _prove_at(dataset, more, rows, cuts_fixed=cuts_fixed, whole=whole)
-        except Exception as error:
-            if isinstance(first, DrawsOutsideError) and isinstance(error, SplitError):
-                raise error from None
-        raise
+    except DrawsOutsideError:  # other objects are looked into last: a copy of one may fail in any way
+        if len(more := find_places(dataset, name, helpers=True)) == len(places):
+            raise
+        try:
+            proof = _prove_at(dataset, more, rows, cuts_fixed=cuts_fixed, whole=whole)
+        except SplitError as error:
+            raise error from None
+        except Exception:
+            proof = None
+        if proof is None:
+            raise
+        return proof
 
 
 def _prove_at(
@@ -387,8 +388,7 @@ def _named(pattern: Pattern, at: int) -> str:
 
 def _not_drawn(dataset: Any, generators: Generators, rows: Sequence[int]) -> SplitError:
     """Return the error for samples that differ though no attribute of the dataset draws."""
-    where = drawing_line(dataset.__getitem__, rows, generators)
-    if not where:
+    if not (where := drawing_line(dataset.__getitem__, rows, generators)):
         return StatefulError(
             f"found that {type(dataset).__name__} gives other samples when they are read again, and no generator has "
             "moved; expected samples that depend on the index and on random numbers alone, and not on state that "
