@@ -97,7 +97,7 @@ def _fill_store(dataset: Any, given: Arguments) -> Store:
     _require_no_memo(given)
     # the dataset is read before it is known if a store can be made of it
     states = Generators(dataset) if given.may_read_as_it_is else None
-    before, places = None if states is None else states.save(), places_in_turn(dataset)
+    before, places = (None, {}) if states is None else (states.save(), places_in_turn(dataset))
     try:
         store = cache(
             dataset,
