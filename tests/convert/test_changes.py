@@ -5,6 +5,7 @@ import functools
 import json
 import pickle
 import random
+import sys
 import threading
 import time
 import warnings
@@ -342,6 +343,74 @@ def test_the_fixed_and_the_random_part_of_a_cut_pipeline(path):
         next(iter(loader))
     with pytest.raises(StaleStoreError, match="field 0, sample"):
         Loader(dataset, 10, cache=path)
+
+
+class HeldBy(Dataset):
+    """Leaves its steps to another object, which is no dataset."""
+
+    def __init__(self, helper):
+        self.helper = helper
+
+    def __len__(self):
+        return 60
+
+    def __getitem__(self, index):
+        return self.helper.item(index)
+
+
+class Helper:
+    def __init__(self):
+        self.p, self.steps = 0.5, [Scale(2), Flip(0.5)]
+
+    def keep(self, value):
+        return value if torch.rand(()) < self.p else -value
+
+    def item(self, index):
+        value = self.keep(torch.full((4, 8), index + 1.0))
+        for step in self.steps:
+            value = step(value)
+        return value
+
+
+OF_THE_MODULE = [Scale(2), Flip(0.5)]
+
+
+class Named(Dataset):
+    def __len__(self):
+        return 60
+
+    def __getitem__(self, index):
+        value = torch.full((4, 8), index + 1.0) + torch.arange(8)
+        for step in OF_THE_MODULE:
+            value = step(value)
+        return value
+
+
+def test_the_random_part_in_an_object_that_is_no_dataset(path):
+    for change, what in (
+        (lambda helper: setattr(helper, "p", 0.9), r"dataset\.helper\.p is 0\.9, and was 0\.5"),
+        (lambda helper: setattr(helper.steps[1], "p", 0.9), r"dataset\.helper\.steps\[1\]\.p is 0\.9"),
+        (lambda helper: helper.steps.append(Scale(1)), r"len\(dataset\.helper\.steps\) is 3"),
+    ):
+        helper = Helper()
+        loader = Loader(HeldBy(helper), 10, cache=path, require="samples")
+        for _ in range(3):
+            assert len(list(loader)) == 6
+        change(helper)
+        with pytest.raises(StaleStoreError, match=what):
+            next(iter(loader))
+
+
+def test_the_pipeline_of_a_module(path, monkeypatch):
+    loader = Loader(Named(), 10, cache=path, require="samples")
+    for _ in range(3):
+        assert len(list(loader)) == 6
+    monkeypatch.setattr(OF_THE_MODULE[1], "p", 0.9)
+    with pytest.raises(StaleStoreError, match=r"found .* test_changes\.OF_THE_MODULE\[1\]\.p is 0\.9"):
+        next(iter(loader))
+    monkeypatch.setattr(sys.modules[__name__], "OF_THE_MODULE", [Scale(2), Flip(0.5), Scale(3)])
+    with pytest.raises(StaleStoreError, match=r"len\(test_changes\.OF_THE_MODULE\) is 3, and was 2"):
+        next(iter(loader))
 
 
 def test_a_pipeline_is_watched_after_another_one_was_refused(path):

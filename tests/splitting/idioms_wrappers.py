@@ -410,3 +410,50 @@ def augmenters():
             return torch.from_numpy(array).permute(2, 0, 1), self.labels[index]
 
     return Each([Augmenter(0.5, 0.7), Augmenter(0.2, 0.7)])
+
+
+CROP, FLIP = crop(), flip()
+BY_SPLIT = {"train": crop(), "val": v1.ToTensor()}
+IN_ORDER = [v1.RandomCrop(28), v1.RandomHorizontalFlip(), v1.ToTensor()]
+
+
+@TABLE.add("the pipeline is a variable of the module", "torchvision v1", "batched")
+def of_the_module():
+    class Named(Rows):
+        def __getitem__(self, index):
+            return CROP(Image.fromarray(self.images[index])), self.labels[index]
+
+    return Named(None)
+
+
+@TABLE.add("pipelines in a dict of the module", "torchvision v1", "batched", "chosen by self.split")
+def dict_of_the_module():
+    class Named(Rows):
+        split = "train"
+
+        def __getitem__(self, index):
+            return BY_SPLIT[self.split](Image.fromarray(self.images[index])), self.labels[index]
+
+    return Named(None)
+
+
+@TABLE.add("a list of steps of the module", "torchvision v1", "batched")
+def list_of_the_module():
+    class Named(Rows):
+        def __getitem__(self, index):
+            image = Image.fromarray(self.images[index])
+            for step in IN_ORDER:
+                image = step(image)
+            return image, self.labels[index]
+
+    return Named(None)
+
+
+@TABLE.add("two pipelines of the module, one in a reader object", "torchvision v1", "batched")
+def of_the_module_in_a_reader():
+    class Named(Reader):
+        def item(self, index):
+            image = Image.fromarray(self.images[index])
+            return torch.cat([CROP(image), FLIP(image)[:, :28, :28]])
+
+    return ReadBy(Named(pictures(), None))

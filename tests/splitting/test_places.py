@@ -15,6 +15,7 @@ from memfeed.errors import SplitError
 from memfeed.splitting.places import find_places, replaced, steps_in
 
 double, negate = functools.partial(operator.mul, 2), operator.neg
+BY_NAME = {"first": double, "second": [double, Subset([1], [0])]}
 
 
 class Numbers(Dataset):
@@ -214,3 +215,22 @@ def test_graphs_are_data_though_they_can_be_called():
     graph = pytest.importorskip("torch_geometric.data").Data(x=torch.ones(2, 3))
     assert callable(graph)
     assert set(found(Numbers(transform=double, _data=graph, graphs=[graph, graph]))) == {"dataset.transform"}
+
+
+class ByName(Numbers):
+    def __getitem__(self, index):
+        return BY_NAME["first"](double(index)) + operator.add(self.augment(index), len(Subset([1], [0])))
+
+    def augment(self, value):
+        return double(value)
+
+
+def test_pipelines_of_a_module_are_found_where_methods_name_them():
+    dataset = Subset(ByName(), [1, 0])
+    places = {str(place): place for place in find_places(dataset, names=True)}
+    assert list(places) == ["dataset.dataset.augment", "BY_NAME['first']", "BY_NAME['second'][0]", "double"]
+    assert list(found(dataset)) == ["dataset.dataset.augment"], "they are asked for"
+    changes = {places[one].path: (lambda value: value + 100) for one in ("double", "BY_NAME['first']")}
+    changed = replaced(dataset, changes)
+    assert (changed[0], dataset[0]) == (1 + 200 + 101 + 1, 4 + 2 + 1)
+    assert [str(one) for one in find_places(dataset, "BY_NAME", names=True)] == list(places)[1:3]

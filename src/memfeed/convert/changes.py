@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import enum
 import functools
 import random
 import types
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -17,6 +18,7 @@ from memfeed.convert.digests import PARTIAL, Digest, differ_in_all, digest_attri
 from memfeed.convert.file_digests import digest_files, digest_single_files
 from memfeed.convert.plain_data import DEEPEST, MOST_PARTS, Leaf, attributes_of, is_array, is_owner, leaves_of
 from memfeed.errors import RandomDataError, brief
+from memfeed.splitting.places import CallablePlace, named_steps, part_of
 
 EPOCH_SECONDS = 0.1  # that hashing may take when an epoch begins; of the largest attributes some values are hashed
 MOST_SETTINGS = 10_000
@@ -24,6 +26,7 @@ SMALL_BYTES = 1 << 16  # an array of a pipeline with more is no setting
 
 _GENERATORS = (random.Random, torch.Generator, np.random.Generator, np.random.RandomState, np.random.BitGenerator)
 _PLAIN = (bool, int, float, complex, str, bytes, type(None), torch.dtype, torch.device, torch.Size, enum.Enum, type)
+_OF_MODULE = "module "  # before the path of a pipeline that methods find by name in their modules
 _OF_MODULES = ("_modules", "_parameters", "_buffers")
 
 
@@ -69,6 +72,7 @@ class Watched:
     def __init__(self, dataset: Any, target: Path) -> None:
         self.dataset, self._target = dataset, target
         self.read = dataset  # the object whose samples are read: a copy, if its pipeline is cut
+        self._places: Sequence[CallablePlace] = ()
         self.inferred: Any = None  # of the samples that were probed
         self.leaf_makers: Mapping[Any, Callable[[Any], Any]] = {}  # of their arrays and PIL images
         self.seconds = 0.0  # that one of them took
@@ -82,6 +86,11 @@ class Watched:
         self._known: State | None = None
         self._files: dict[str, Digest] | None = None
         self._partial: set[str] = set()
+
+    def read_cut(self, marked: Any, places: Sequence[CallablePlace]) -> None:
+        """Take a copy of the dataset whose samples are read, with the callables that were found to be watched there."""
+        self.read, self._places = marked, places
+        self._before.settings.update(settings_of(self.dataset, places) | self._before.settings)
 
     def note_first(self) -> None:
         """Remember the data that the dataset has loaded when its first sample was read, and not when it was made.
@@ -108,7 +117,7 @@ class Watched:
         if self._known is None or self._files is None:
             leaves = self._leaves()
             now = digest_attributes(leaves)
-            self._known = self._before.stable(State(now, settings_of(self.dataset)))
+            self._known = self._before.stable(State(now, settings_of(self.dataset, self._places)))
             single = digest_single_files(leaves)
             same = {path: one for path, one in single.items() if _same(self._files_before.get(path), one)}
             self._files = {**same, **digest_files(leaves, self._target, now.keys() - self._known.digests.keys())}
@@ -166,7 +175,9 @@ class Watched:
         self._known = self._known.stable(self._now())
 
     def _now(self) -> State:
-        return State(digest_attributes(self._leaves(), self._partial.__contains__), settings_of(self.dataset))
+        return State(
+            digest_attributes(self._leaves(), self._partial.__contains__), settings_of(self.dataset, self._places)
+        )
 
 
 def differences(stored: Mapping[str, str], found: Mapping[str, Digest]) -> tuple[list[str], list[str]]:
@@ -194,6 +205,10 @@ def differ(one: str, other: str) -> bool:
 
 def shown(path: str) -> str:
     """Return the expression that reaches an attribute from the dataset."""
+    if path.startswith("len("):
+        return f"len({shown(path[4:-1])})"
+    if path.startswith(_OF_MODULE):
+        return path.removeprefix(_OF_MODULE)
     return f"dataset{'' if not path or path[0] == '[' else '.'}{path}"
 
 
@@ -208,14 +223,28 @@ def _brief(value: Any) -> str:
 # --- the settings of pipelines
 
 
-def settings_of(dataset: Any) -> dict[str, Any]:
+def settings_of(dataset: Any, places: Sequence[CallablePlace] = ()) -> dict[str, Any]:
     """Return the numbers, text and classes of the pipelines of a dataset, and of those inside it, by their paths.
 
-    A pipeline is any attribute that can be called, or a list of such. Of a function these are its code and what it
+    A pipeline is any attribute that can be called, or a list of such; or one of a module that methods name. Of a function these are its code and what it
     closes over. What a step keeps for itself, with a name that begins with ``_``, and generators are left out.
+
+    Args:
+        dataset: any.
+        places: callables of the dataset that count too, with the objects on the way to them.
     """
     found: dict[str, Any] = {}
-    _collect_owner(dataset, "", found, set(), 0)
+    seen: set[int] = set()
+    _collect_owner(dataset, "", found, seen, 0)
+    for place in places:
+        value = dataset
+        with contextlib.suppress(Exception):  # the way is another one now
+            for end, key in enumerate(place.path, 1):
+                value = part_of(value, key)
+                if key[0] != "method" and not isinstance(value, dict | list | tuple):
+                    text = str(CallablePlace(place.path[:end], value))
+                    is_named = any(kind == "global" for kind, _ in place.path[:end])
+                    _collect(value, _OF_MODULE + text if is_named else text.removeprefix("dataset."), found, seen, 0)
     return found
 
 
@@ -233,6 +262,8 @@ def _collect_owner(owner: Any, path: str, found: dict[str, Any], seen: set[int],
                     _collect_owner(one, f"{inner}[{index}]", found, seen, depth + 1)
         else:
             _collect_owner(value, inner, found, seen, depth + 1)
+    for (_, (module, name)), value in named_steps(owner):
+        _collect(value, f"{_OF_MODULE}{module}.{name}", found, seen, 0)
 
 
 def _are_callable(value: Any) -> bool:

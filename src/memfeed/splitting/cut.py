@@ -10,7 +10,7 @@ from memfeed.splitting.counterparts import counterpart
 from memfeed.splitting.generators import Generators
 from memfeed.splitting.leaves import copied, kind_of, leaves_of, take_apart
 from memfeed.splitting.pattern import Pattern, Read, equal_leaves
-from memfeed.splitting.places import CallablePlace, replaced, steps_in
+from memfeed.splitting.places import CallablePlace, part_of, replaced, steps_in
 from memfeed.splitting.recording import Entry, Node, Recording
 from memfeed.splitting.step_values import Value, to_tensor
 from memfeed.splitting.traced import plain
@@ -339,8 +339,8 @@ class Cut:
 
 
 def _at(value: Any, path: Path) -> Any:
-    for kind, key in path:
-        value = value[key] if kind == "item" else getattr(value, key)
+    for key in path:
+        value = part_of(value, key)
     return value
 
 

@@ -15,9 +15,10 @@ from torch.utils.data import Dataset
 from memfeed.errors import SplitError
 from memfeed.schema.graphs import is_graph
 from memfeed.splitting.generators import is_installed
+from memfeed.splitting.module_names import named_by, with_names
 
 Key = tuple[str, Any]
-"""("attribute", its name), ("item", index or key of a list or dict), or ("method", its name)."""
+"""("attribute", its name), ("item", index or key of a list or dict), ("method", its name), or ("global", its name)."""
 _DEEPEST = 8
 _MOST = 256  # items of a container that are looked at
 _MOST_HELPERS = 16  # parts of a container with objects of the program: longer ones hold records
@@ -34,22 +35,28 @@ class CallablePlace:
 
     def __str__(self) -> str:
         """Return the expression that reaches it."""
-        return "dataset" + "".join(f"[{key!r}]" if kind == "item" else f".{key}" for kind, key in self.path)
+        text = "dataset"
+        for kind, key in self.path:
+            text = key[1] if kind == "global" else f"{text}[{key!r}]" if kind == "item" else f"{text}.{key}"
+        return text
 
 
-def find_places(dataset: Any, name: str | None = None, *, helpers: bool = False) -> list[CallablePlace]:
+def find_places(
+    dataset: Any, name: str | None = None, *, names: bool = False, helpers: bool = False
+) -> list[CallablePlace]:
     """Return the callables that a dataset and those that it wraps hold, in attributes, lists, dicts and methods.
 
     Args:
         dataset: any.
         name: the attribute that holds the pipeline; None for all.
+        names: return those too that methods find by name in their modules.
         helpers: look into other objects too, of classes of the program or of the package of what holds them; into each
             where it is found first.
     """
-    found = list(_places(dataset, (), 0, {id(dataset)}, set() if helpers else None))
+    found = list(_places(dataset, (), 0, {id(dataset)}, names, set() if helpers else None))
     if name is None:
         return found
-    named = [place for place in found if ("attribute", name) in place.path or ("method", name) in place.path]
+    named = [place for place in found if any(name == (key[1] if kind == "global" else key) for kind, key in place.path)]
     if not named:
         raise SplitError(
             f"found no attribute {name!r} that can be called in {type(dataset).__name__}, nor in the datasets inside "
@@ -98,6 +105,10 @@ def replaced(value: Any, changes: Mapping[tuple[Key, ...], Any]) -> Any:
             f"found a {type(value).__name__} of which copy.copy returns the same object, so its steps cannot be "
             "watched; expected a pipeline or dataset that copy.copy copies"
         )
+    names = {key: inner for (kind, key), inner in by_key.items() if kind == "global"}
+    if names:  # before methods are bound to it
+        values = named_by(type(value))
+        with_names(changed, {key: replaced(values[key], inner) for key, inner in names.items()})
     is_modules = isinstance(value, torch.nn.Sequential | torch.nn.ModuleList)
     for (kind, key), inner in by_key.items():
         if kind == "item":
@@ -109,9 +120,17 @@ def replaced(value: Any, changes: Mapping[tuple[Key, ...], Any]) -> Any:
                 changed[key] = new
         elif kind == "method":
             _set(changed, key, inner[()].bound_to(changed))
-        else:
+        elif kind == "attribute":
             _set(changed, key, replaced(_get(value, key), inner))
     return type(value)(changed) if isinstance(value, tuple) else changed
+
+
+def part_of(owner: Any, key: Key) -> Any:
+    """Return what an object has at one key of a path."""
+    kind, name = key
+    if kind == "global":
+        return named_by(type(owner))[name]
+    return owner[name] if kind == "item" else getattr(owner, name)
 
 
 def _get(owner: Any, name: str) -> Any:
@@ -133,12 +152,12 @@ def _set(owner: Any, name: str, value: Any) -> None:
 
 
 def _places(
-    owner: Any, path: tuple[Key, ...], depth: int, seen: set[int], helpers: set[int] | None
+    owner: Any, path: tuple[Key, ...], depth: int, seen: set[int], names: bool, helpers: set[int] | None
 ) -> Iterator[CallablePlace]:
     """Yield the callables of an owner. ``helpers`` are the other objects that were looked into, None to enter none."""
     if depth > _DEEPEST:
         return
-    for key, value in _children(owner):
+    for key, value in _children(owner) + (named_steps(owner) if names else []):
         where = (*path, key)
         if isinstance(value, type | types.ModuleType | str | bytes | torch.Tensor | np.ndarray) or is_graph(value):
             continue  # a graph is data, though it can be called and has items
@@ -156,7 +175,7 @@ def _places(
             descends = id(value) not in helpers and len(helpers) < _MOST and _holds_helpers(value, owner)
             helpers |= {id(value)} if descends else set()
         if descends and id(value) not in seen:
-            yield from _places(value, where, depth + 1, seen | {id(value)}, helpers)
+            yield from _places(value, where, depth + 1, seen | {id(value)}, names, helpers)
 
 
 def is_pipeline(value: Any) -> bool:
@@ -212,6 +231,26 @@ def _children(owner: Any) -> list[tuple[Key, Any]]:
         (("attribute", name), value) for name, value in inner.items() if not (name[:1] == "_" and name[-6:] == "_hooks")
     ]
     return found + list(_of_classes(owner, inner))
+
+
+def named_steps(owner: Any) -> list[tuple[Key, Any]]:
+    """Return the pipelines, and containers of some, that methods of an owner find by name in their modules.
+
+    Functions are none: most of them read or convert samples, and one that draws would run in one process.
+    """
+    if isinstance(owner, dict | list | tuple) or (callable(owner) and not _is_dataset(owner)):
+        return []
+    functions = (types.FunctionType, types.BuiltinFunctionType, types.MethodType, np.ufunc)
+    return [
+        (("global", name), value)
+        for name, value in named_by(type(owner)).items()
+        if not isinstance(value, functions) and (is_pipeline(value) or _is_container(value))
+    ]
+
+
+def _is_container(value: Any) -> bool:
+    """Return True for a container of pipelines."""
+    return isinstance(value, dict | list | tuple) and _is_owner(value)
 
 
 def _of_classes(owner: Any, inner: Mapping[str, Any]) -> Iterator[tuple[Key, Any]]:

@@ -5,6 +5,7 @@ All three must be the same in every leaf and every bit, under the same states of
 
 from __future__ import annotations
 
+import contextlib
 import random
 import time
 from collections.abc import Callable, Sequence
@@ -114,14 +115,22 @@ def prove(
     Raises:
         SplitError: no cut holds; the message says why.
     """
-    places = find_places(dataset, name, helpers=name is not None)
+    places = find_places(dataset, name, names=name is not None, helpers=name is not None)
+
+    def proven_at(more: list[CallablePlace]) -> Proof | None:
+        return _prove_at(dataset, more, rows, cuts_fixed=cuts_fixed, whole=whole)
+
+    named = find_places(dataset, name, names=True) if name is None else places
+    if len(named) > len(places):
+        with contextlib.suppress(Exception):  # a class with other names may fail in any way
+            return proven_at(named)
     try:
-        return _prove_at(dataset, places, rows, cuts_fixed=cuts_fixed, whole=whole)
+        return proven_at(places)
     except DrawsOutsideError:  # other objects are looked into last: a copy of one may fail in any way
-        if len(more := find_places(dataset, name, helpers=True)) == len(places):
+        if len(more := find_places(dataset, name, names=True, helpers=True)) == len(named):
             raise
         try:
-            proof = _prove_at(dataset, more, rows, cuts_fixed=cuts_fixed, whole=whole)
+            proof = proven_at(more)
         except SplitError as error:
             raise error from None
         except Exception:

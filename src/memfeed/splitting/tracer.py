@@ -100,6 +100,9 @@ class Marked:
         function = getattr(self._original, "__func__", None)
         if function is None or isinstance(self._original.__self__, type):
             return self
+        own = getattr(type(owner), function.__name__, None)
+        if getattr(own, "__code__", None) is function.__code__:  # it finds other names, see `with_names`
+            function = own
         return Marked(self._tracer, self._name, function.__get__(owner), self._original)
 
     def __reduce__(self) -> Any:

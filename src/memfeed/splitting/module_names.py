@@ -1,0 +1,153 @@
+"""Callables that the methods of an object find by name in their modules, and a copy of the object that finds others.
+
+A copy gets a class of its own, whose methods have the code of the old ones and look these names up elsewhere. Nothing
+changes in the module.
+"""
+
+from __future__ import annotations
+
+import dis
+import types
+from collections.abc import Iterable, Iterator, Mapping
+from functools import cache
+from typing import Any
+
+from memfeed.errors import SplitError
+from memfeed.splitting.generators import is_installed
+
+GlobalName = tuple[str, str]
+"""The name of a module, and a name in it."""
+
+
+def named_by(cls: type) -> dict[GlobalName, Any]:
+    """Return what the methods of a class, which a user wrote, find by name in their modules; no names they assign."""
+    found: dict[GlobalName, Any] = {}
+    for _, function in _functions(cls):
+        names = _global_names(function)
+        found.update({(_module(function), one): function.__globals__[one] for one in names})
+    return found
+
+
+def with_names(owner: Any, values: Mapping[GlobalName, Any]) -> None:
+    """Let the methods of an object find these values by these names. Raise SplitError for a class that forbids it."""
+    cls = type(owner)
+    try:
+        if any(
+            vars(one).keys() & {"__reduce__", "__reduce_ex__"} or vars(one).get("__slots__") for one in cls.__mro__[:-1]
+        ):
+            raise TypeError("it has __slots__, or says itself how it is pickled")
+        owner.__class__ = _class_with(cls, dict(values))
+    except Exception as error:  # a metaclass may raise anything
+        raise SplitError(
+            f"found {', '.join(name for _, name in values)} in a variable of a module, and no class like {cls.__name__} "
+            f"can be made that finds another one there ({error}); expected it in an attribute of the dataset"
+        ) from error
+
+
+class _Globals(dict[str, Any]):
+    """The global variables of a function: some with values of their own, and all others as they are in its module."""
+
+    def __init__(self, function: types.FunctionType, values: Mapping[GlobalName, Any]) -> None:
+        self._module = function.__globals__
+        # Python itself looks up the names with underscores, without __missing__
+        found_by_python = {name: value for name, value in self._module.items() if name[:2] == "__"}
+        super().__init__(found_by_python | _of_module(function, values))
+
+    def __missing__(self, name: str) -> Any:
+        return self._module[name]
+
+
+def _class_with(cls: type, values: dict[GlobalName, Any]) -> type:
+    """Return a class like another one, whose methods find other values. Its objects are pickled with these."""
+    made: dict[str, Any] = {}
+    for name, function in _functions(cls):
+        if not values.keys().isdisjoint((_module(function), one) for one in _global_names(function)):
+            copied = types.FunctionType(
+                function.__code__,
+                _Globals(function, values),
+                function.__name__,
+                function.__defaults__,
+                function.__closure__,
+            )
+            copied.__kwdefaults__, copied.__dict__ = function.__kwdefaults__, {**function.__dict__}
+            made[name] = _like(next(vars(one)[name] for one in cls.__mro__ if name in vars(one)), copied)
+
+    def reduced(self: Any, protocol: int) -> Any:
+        state = cls.__getstate__(self) if hasattr(cls, "__getstate__") else self.__dict__
+        return _blank, (cls, list(values)), (state, values)
+
+    def restore(self: Any, state: Any) -> None:
+        own, kept = state
+        values.update(kept)
+        for one in made.values():
+            function = _function_of(one)
+            function.__globals__.update(_of_module(function, kept))
+        if hasattr(cls, "__setstate__"):
+            cls.__setstate__(self, own)
+        else:
+            self.__dict__.update(own)
+
+    same = {"__module__": cls.__module__, "__qualname__": cls.__qualname__, "__doc__": cls.__doc__, "__slots__": ()}
+    return type(cls)(cls.__name__, (cls,), {**same, **made, "__reduce_ex__": reduced, "__setstate__": restore})
+
+
+def _like(member: Any, function: types.FunctionType) -> Any:
+    """Return a function as the kind of member of a class that another one is."""
+    if isinstance(member, property):
+        return property(function, member.fset, member.fdel)
+    return function if isinstance(member, types.FunctionType) else type(member)(function)
+
+
+def _blank(cls: type, names: Iterable[GlobalName]) -> Any:
+    """Return an object without attributes, of a class whose methods find values by these names that come later."""
+    return object.__new__(_class_with(cls, dict.fromkeys(names)))
+
+
+def _functions(cls: type) -> Iterator[tuple[str, types.FunctionType]]:
+    """Yield the methods and properties of a class that a user wrote, each by its name."""
+    seen: set[str] = set()
+    for one in cls.__mro__[:-1]:
+        for name, value in vars(one).items():
+            function = _function_of(value)
+            is_plain = type(value) in (types.FunctionType, staticmethod, classmethod, property)
+            if (
+                name not in seen
+                and is_plain
+                and isinstance(function, types.FunctionType)
+                and not is_installed(function)
+            ):
+                yield name, function
+            seen.add(name)
+
+
+def _global_names(function: types.FunctionType) -> list[str]:
+    """Return the global variables that a function reads; [] if it assigns one: its copy would assign its own."""
+    return [name for name in _names_read(function.__code__) if name in function.__globals__]
+
+
+@cache
+def _names_read(code: types.CodeType) -> tuple[str, ...]:
+    found: dict[str, None] = {}
+    for one in dis.get_instructions(code):
+        if one.opname in ("STORE_GLOBAL", "DELETE_GLOBAL"):
+            return ()
+        if one.opname == "LOAD_GLOBAL":
+            found[one.argval] = None
+    for inner in code.co_consts:
+        if isinstance(inner, types.CodeType):
+            found.update(dict.fromkeys(_names_read(inner)))
+    return tuple(found)
+
+
+def _function_of(member: Any) -> Any:
+    """Return the function of a static or class method, of a property, or of a method."""
+    return getattr(member, "__func__", getattr(member, "fget", member))
+
+
+def _of_module(function: types.FunctionType, values: Mapping[GlobalName, Any]) -> dict[str, Any]:
+    """Return the values of the names in the module of a function."""
+    return {name: value for (where, name), value in values.items() if where == _module(function)}
+
+
+def _module(function: types.FunctionType) -> str:
+    return str(function.__globals__.get("__name__"))
