@@ -19,6 +19,8 @@ from memfeed.convert.file_digests import digest_files, digest_single_files
 from memfeed.convert.plain_data import DEEPEST, MOST_PARTS, Leaf, attributes_of, is_array, is_owner, leaves_of
 from memfeed.errors import RandomDataError, brief
 from memfeed.splitting.places import CallablePlace, named_steps, part_of
+from memfeed.splitting.unread import Unread
+from memfeed.system import machine
 
 EPOCH_SECONDS = 0.1  # that hashing may take when an epoch begins; of the largest attributes some values are hashed
 MOST_SETTINGS = 10_000
@@ -73,6 +75,7 @@ class Watched:
         self.dataset, self._target = dataset, target
         self.read = dataset  # the object whose samples are read: a copy, if its pipeline is cut
         self._places: Sequence[CallablePlace] = ()
+        self._unread = Unread(dataset)
         self.inferred: Any = None  # of the samples that were probed
         self.leaf_makers: Mapping[Any, Callable[[Any], Any]] = {}  # of their arrays and PIL images
         self.seconds = 0.0  # that one of them took
@@ -91,6 +94,13 @@ class Watched:
         """Take a copy of the dataset whose samples are read, with the callables that were found to be watched there."""
         self.read, self._places = marked, places
         self._before.settings.update(settings_of(self.dataset, places) | self._before.settings)
+
+    def close_opened(self) -> None:
+        """Close what reading has opened and cannot be sent to processes, if they are started and not forked."""
+        if machine.start_method() != "fork":
+            self._unread.close(self.dataset)
+            if self.read is not self.dataset:
+                self._unread.close(self.read)
 
     def note_first(self) -> None:
         """Remember the data that the dataset has loaded when its first sample was read, and not when it was made.

@@ -298,7 +298,7 @@ class Conversion:
             if all(row in known for row in build.absent()[: len(known) + 1].tolist()):
                 workers = 0  # there is nothing to read
             init = self.options.worker_init_fn
-            open_pool = partial(open_processes, self.given.dataset, build, self.plan, workers, init, known)
+            open_pool = partial(open_processes, self.given, build, self.plan, workers, init, known)
             most_rows = self.plan.rows_per_write  # a list is written at once, in its turn
             convert_map(build, self.plan, open_pool, on_report, seconds=seconds, most_rows=most_rows)
 

@@ -54,7 +54,7 @@ class DatasetSupply(Service):
         self._lead, self._shared, self._owner = lead, shared, owner
         open_pool = partial(
             open_processes,
-            conversion.given.dataset,
+            conversion.given,
             build,
             conversion.plan,
             conversion.worker_count,

@@ -20,6 +20,7 @@ import numpy as np
 import torch
 
 from memfeed.building.build import Build
+from memfeed.convert.inputs import Input
 from memfeed.convert.jobs import RowJob, StreamJob
 from memfeed.convert.options import WorkerInit
 from memfeed.convert.randomness import set_worker_info
@@ -92,20 +93,22 @@ def run_job(job: Job, worker_count: int) -> Iterator[Iterator[Report]]:
 
 @contextlib.contextmanager
 def open_processes(
-    dataset: Any,
+    given: Input,
     build: Build,
     plan: WritePlan,
     worker_count: int,
     init: WorkerInit = None,
     known: Mapping[int, Any] | None = None,
 ) -> Iterator[Pool]:
-    """Start processes that write the rows that they are sent; with 0 of them this one does.
+    """Start processes that write the rows of a map-style dataset that they are sent; with 0 of them this one does.
 
     ``known`` has samples that were read before, by their rows.
     """
     worker_count = min(worker_count, max(len(build.absent()), 1))
+    if worker_count and given.watched is not None:
+        given.watched.close_opened()
     try:
-        job = RowJob(dataset, build, plan, worker_count, init, known)
+        job = RowJob(given.dataset, build, plan, worker_count, init, known)
     except OSError as error:
         raise _not_started(error, 0, worker_count) from error
     with contextlib.closing(job), run_job(job, worker_count) as reports:

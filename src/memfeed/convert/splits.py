@@ -13,6 +13,7 @@ from memfeed.convert.watchdog import Watchdog
 from memfeed.errors import MemfeedError, RandomDataError, SampleError, SplitError, StaleStoreError
 from memfeed.errors import cut as cut_text
 from memfeed.schema.recipe import PER_SAMPLE
+from memfeed.splitting.unread import attributes_inside
 from memfeed.store.dataset_attributes import Keep
 from memfeed.store.opened import open_store
 from memfeed.store.store import Store, with_parts
@@ -109,7 +110,7 @@ def _require_cut_in_workers(cut: Split, rows: list[int], workers: int) -> None:
     from memfeed.splitting.cut import DrawsOutsideError  # most conversions split nothing
 
     made = cut.dataset.cut
-    kept = [(owner, dict(owner)) for one in (made.dataset, made.marked) for owner in _attributes_inside(one)]
+    kept = [(owner, dict(owner)) for one in (made.dataset, made.marked) for owner in attributes_inside(one)]
     try:
         with restored(made.generators), as_worker(0, workers, 0, made.dataset):
             for row in rows:
@@ -125,24 +126,11 @@ def _require_cut_in_workers(cut: Split, rows: list[int], workers: int) -> None:
             owner.update(before)
 
 
-def _attributes_inside(dataset: Any) -> list[dict[str, Any]]:
-    """Return the attributes of a dataset, and of those inside it: of a Subset, a ConcatDataset, a wrapper."""
-    found: dict[int, dict[str, Any]] = {}
-    ahead = [dataset]
-    while ahead:
-        own = getattr(ahead.pop(), "__dict__", None)
-        if isinstance(own, dict) and id(own) not in found:
-            found[id(own)] = own
-            parts = own.get("datasets", ())
-            ahead += [own.get("dataset"), *(parts if isinstance(parts, list | tuple) else ())]
-    return list(found.values())
-
-
 def places_in_turn(dataset: Any) -> dict[tuple[int, str], int]:
     """Return the ints of a dataset, and the lengths of its lists: they change if it gives its samples in turn."""
     return {
         (id(inner), name): value if isinstance(value, int) else len(value)
-        for inner in _attributes_inside(dataset)
+        for inner in attributes_inside(dataset)
         for name, value in inner.items()
         if type(value) in (int, list, deque)
     }

@@ -25,7 +25,9 @@ from memfeed.loading.settings import Arguments
 from memfeed.loading.sources import DataLoader  # torch's, also if a program replaced it
 from memfeed.memoizing.decoders import Reading, why_left_alone
 from memfeed.splitting.generators import Generators
+from memfeed.splitting.unread import Unread
 from memfeed.store.format import resolve
+from memfeed.system import machine
 from memfeed.system.messages import say_once
 
 T_co = TypeVar("T_co", covariant=True, default=Any)
@@ -133,6 +135,11 @@ class _BeginWorker:
             self.own(worker)
 
 
+def _start_method(context: Any) -> str:
+    own = context if isinstance(context, str | None) else context.get_start_method()
+    return own or machine.start_method()
+
+
 def names_of(decoders: Sequence[Any]) -> list[tuple[str, str]]:
     """Return module and name of each function of the user's. Raises LoaderError for one that has none."""
     found = []
@@ -183,7 +190,7 @@ def become_decoded(
         ) from refused.error
     why = " ".join(str(refused).split())
     why = why if len(why) <= _REASON_WIDTH else f"{why[: _REASON_WIDTH - 3]}... (require='samples' raises all of it)"
-    reading = None
+    reading, unread = None, refused.unread or Unread(dataset)
     is_ready = not isinstance(refused.error, NotReadyError) or given.decoders is not None
     if given.cache is None or not is_ready:
         kept = "cache='PATH' keeps decoded files" if is_ready else "nothing is kept, as no sample can be read yet"
@@ -210,6 +217,8 @@ def become_decoded(
             "memfeed: this loader reads all samples on each rank, as a DataLoader does: pass "
             "sampler=torch.utils.data.DistributedSampler(dataset) to divide them"
         )
+    if given.num_workers and _start_method(given.multiprocessing_context) != "fork":
+        unread.close(dataset)  # as a DataLoader finds it, which reads no sample before it starts workers
     options = {name: getattr(given, name) for name in _OF_TORCH}
     options |= {} if given.prefetch_factor is None else {"prefetch_factor": given.prefetch_factor}
     if reading is None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator
 from types import SimpleNamespace
-from typing import Any, NamedTuple, get_args
+from typing import TYPE_CHECKING, Any, NamedTuple, get_args
 
 import torch
 from torch.utils.data import Dataset, IterableDataset
@@ -29,6 +29,9 @@ from memfeed.store.store import Store
 from memfeed.system import machine
 from memfeed.system.messages import say_once
 
+if TYPE_CHECKING:
+    from memfeed.splitting.unread import Unread
+
 MOST_WORKERS = 4096  # that read a dataset
 MOST_PARTS = 64  # of a list in a dataset that are looked at for a store
 
@@ -50,12 +53,15 @@ class Source(NamedTuple):
 class CannotCacheError(Exception):
     """No store can be made of a dataset, and it may be read as it is; the message says why.
 
-    ``moved``: to find that out has changed its own data, so it may give other samples than before.
+    ``moved``: to find that out has changed its own data, so it may give other samples than before. ``unread`` is what
+    it held before, if samples were read.
     """
 
-    def __init__(self, reason: str, error: MemfeedError | None = None, *, moved: bool = False) -> None:
+    def __init__(
+        self, reason: str, error: MemfeedError | None = None, *, moved: bool = False, unread: Unread | None = None
+    ) -> None:
         super().__init__(reason)
-        self.error, self.moved = error, moved
+        self.error, self.moved, self.unread = error, moved, unread
 
 
 def open_source(dataset: Any, given: Arguments) -> Source:
@@ -88,6 +94,7 @@ def _fill_store(dataset: Any, given: Arguments) -> Store:
     from memfeed.convert.changes import OwnStateError
     from memfeed.convert.splits import places_in_turn
     from memfeed.splitting.generators import Generators
+    from memfeed.splitting.unread import Unread
 
     if given.cache is None and present_ranks()[1] > 1:
         say_once(
@@ -98,6 +105,7 @@ def _fill_store(dataset: Any, given: Arguments) -> Store:
     # the dataset is read before it is known if a store can be made of it
     states = Generators(dataset) if given.may_read_as_it_is else None
     before, places = (None, {}) if states is None else (states.save(), places_in_turn(dataset))
+    unread = Unread(dataset)
     try:
         store = cache(
             dataset,
@@ -117,7 +125,7 @@ def _fill_store(dataset: Any, given: Arguments) -> Store:
         states.restore(before)
         now = places_in_turn(dataset)
         moved = isinstance(error, OwnStateError) or any(now.get(key, at) != at for key, at in places.items())
-        raise CannotCacheError(str(error), error, moved=moved) from None
+        raise CannotCacheError(str(error), error, moved=moved, unread=unread) from None
     _require_batched(store, given.require)
     context, starts_processes = given.multiprocessing_context, worker_count > 0 and store._view.supply is not None
     if starts_processes:  # warns if they are more than there are cores

@@ -21,6 +21,7 @@ from memfeed.splitting.proof import SEEDS, WATCHED, Proof, prove, prove_row
 from memfeed.splitting.rest import Rest, rest_of
 from memfeed.splitting.step_values import to_tensor
 from memfeed.splitting.stored_layout import Layout, Named, OpenedFiles, ShortSide, images_of, require_only_images_differ
+from memfeed.splitting.unread import share_opened
 from memfeed.system.buffers import shared_number
 from memfeed.system.files import free_bytes
 from memfeed.system.machine import memory_limit
@@ -132,6 +133,7 @@ class CutDataset(Dataset[Any]):
         now, is_pending = time.monotonic(), index in self._pending
         if not is_pending and self._seconds["proving"] > WATCH_SHARE * (now - self._seconds["start"]):
             return
+        share_opened(self.cut.marked, self.cut.dataset)  # in a process that was not forked
         states = self.cut.generators.save()
         try:
             read = prove_row(self.cut, index, SEEDS if is_pending else 1, first_seed=_WATCH_SEED)

@@ -1,0 +1,108 @@
+"""A dataset that opens a file when its first sample is read is sent to processes that are not forked."""
+
+import copy
+import multiprocessing
+import pickle
+
+import pytest
+import torch
+from torch.utils.data import ConcatDataset, Dataset
+from torchvision.transforms import v2
+
+import memfeed
+from memfeed.splitting.unread import Unread, share_opened
+
+
+class Opened:
+    """What is open, and so cannot be pickled."""
+
+    def __init__(self, folder):
+        self.folder = folder
+
+    def __reduce__(self):
+        raise TypeError("found an open database, which cannot be pickled")
+
+    def image(self, index):
+        return torch.arange(index, index + 48, dtype=torch.uint8).reshape(3, 4, 4)
+
+
+class Lazy(Dataset):
+    """Opens its database when the first sample is read; as BasicSR's does, it takes a setting out of a dict then."""
+
+    def __init__(self, transform=None, count=120):
+        self.transform, self.count = transform, count
+        self.database, self.is_open, self.settings = None, False, {"folder": "somewhere"}
+
+    def __len__(self):
+        return self.count
+
+    def __getitem__(self, index):
+        if not self.is_open:
+            self.database, self.is_open = Opened(self.settings.pop("folder")), True
+        image = self.database.image(index)
+        return image if self.transform is None else self.transform(image)
+
+
+class Drawing(Lazy):
+    """Draws in ``__getitem__``, so no store can hold it."""
+
+    def __getitem__(self, index):
+        return super().__getitem__(index) + torch.rand(3, 4, 4)
+
+
+@pytest.fixture(params=["spawn", "forkserver"])
+def _started(request):
+    before = multiprocessing.get_start_method()
+    multiprocessing.set_start_method(request.param, force=True)
+    yield
+    multiprocessing.set_start_method(before, force=True)
+
+
+@pytest.mark.parametrize("wrap", [lambda one: one, lambda one: ConcatDataset([one])], ids=["alone", "inside"])
+def test_what_reading_has_opened_is_taken_out_again(wrap):
+    inner = Lazy()
+    dataset = wrap(inner)
+    unread, before = Unread(dataset), {**vars(inner), "settings": dict(inner.settings)}
+    dataset[3]
+    with pytest.raises(TypeError, match="open database"):
+        pickle.dumps(dataset)
+    unread.close(dataset)
+    assert vars(inner) == before
+    assert torch.equal(pickle.loads(pickle.dumps(dataset))[3], dataset[3])
+
+
+def test_a_copy_that_is_watched_keeps_its_steps():
+    dataset = Lazy()
+    unread, copied = Unread(dataset), copy.copy(dataset)
+    step = copied.step = lambda image: image
+    copied[3]
+    share_opened(copied, dataset)
+    assert (dataset.database, dataset.is_open, hasattr(dataset, "step")) == (copied.database, True, False)
+    unread.close(copied)
+    assert (copied.database, copied.is_open, copied.step) == (None, False, step)
+
+
+def test_what_can_be_pickled_stays():
+    dataset = Lazy()
+    unread = Unread(dataset)
+    dataset.rows = dataset.database = [1, 2]
+    dataset.is_open = True
+    unread.close(dataset)
+    assert (dataset.rows, dataset.database, dataset.is_open) == ([1, 2], [1, 2], True)
+
+
+@pytest.mark.usefixtures("_started")
+@pytest.mark.parametrize("transform", [None, v2.RandomHorizontalFlip()], ids=["fixed", "cut"])
+def test_it_fills_a_store_in_processes_that_are_not_forked(tmp_path, transform):
+    loader = memfeed.Loader(Lazy(transform), 40, num_workers=1, cache=tmp_path / "a.mf")
+    for _ in range(2):
+        images = torch.cat(list(loader))
+        expected = torch.stack([Opened("").image(index) for index in range(120)])
+        assert torch.equal(images.sort(-1).values, expected)
+
+
+@pytest.mark.usefixtures("_started")
+def test_it_is_read_as_it_is_in_processes_that_are_not_forked(tmp_path):
+    loader = memfeed.Loader(Drawing(), 40, num_workers=1, cache=tmp_path / "a.mf")
+    assert isinstance(loader.dataset, Drawing)
+    assert len(torch.cat(list(loader))) == 120
