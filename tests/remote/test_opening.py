@@ -167,6 +167,15 @@ def test_workers_of_a_dataloader(local, origin, cache, size, context):
         assert equal(batch, local[first : first + 30])
 
 
+def test_workers_get_rows_though_their_parent_has_read_none(local, origin, cache):
+    store = memfeed.open(origin, cache_dir=cache)
+    loader = DataLoader(
+        store, 50, num_workers=1, collate_fn=memfeed.Collate(), multiprocessing_context="fork", timeout=30
+    )
+    for batch, first in zip(loader, range(0, ROWS, 50), strict=True):
+        assert equal(batch, local[first : first + 50])
+
+
 def test_a_forked_child_gets_the_error_of_its_parent(origin, cache):
     store = memfeed.open(origin, cache_dir=cache)
     _ = store[0]

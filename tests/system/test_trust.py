@@ -78,3 +78,18 @@ def test_a_tree_of_plain_files_is_right_and_else_the_path_is_named(tmp_path):
     refused(lambda: os.mkfifo(bad), "neither a file nor a directory")
     refused(lambda: os.link(file, bad), "second name|hard link|more than one name")
     trust.require_own_files(root)
+
+
+def test_a_directory_that_another_process_removes_meanwhile_is_passed_over(tmp_path, monkeypatch):
+    root, lstat = tmp_path / "build", os.lstat
+    (root / "meta" / "n").mkdir(parents=True)
+
+    def remove(path):
+        found = lstat(path)
+        if os.path.basename(path) == "n":
+            os.rmdir(path)
+        return found
+
+    monkeypatch.setattr(trust.os, "lstat", remove)
+    trust.require_own_files(root)
+    assert not (root / "meta" / "n").exists()

@@ -164,7 +164,7 @@ def _backing(supply: RemoteSupply, path: str, size: int | None) -> Backing:
         chunk_rows=chunk_rows(manifest),
         source=source_digest(manifest),
     )
-    supply.follow(backing)
+    supply.begin(backing)
     return backing
 
 

@@ -270,6 +270,12 @@ class RemoteSupply(Service):
 
     # --- see `Service`
 
+    def begin(self, backing: Backing) -> None:
+        """Let ``backing`` read the cache. The thread starts now: a forked child may be the first that asks for a row."""
+        self.follow(backing)
+        with self.changed:
+            super().start()
+
     def start(self) -> None:
         """Start the threads, unless they run. The caller has ``changed``."""
         self._fetching.start()

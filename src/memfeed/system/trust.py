@@ -99,6 +99,8 @@ def require_own_files(root: Path) -> None:
 
 
 def _refuse(error: OSError) -> None:
+    if isinstance(error, FileNotFoundError):  # another process has removed it since it was listed
+        return
     raise StoreError(
         f"{error.filename}: found a directory that cannot be read ({error.strerror}); expected the build's: give "
         "yourself the permission (chmod u+rwx), or remove it"
