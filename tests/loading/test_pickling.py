@@ -7,6 +7,7 @@ import torch
 from torch.utils.data import BatchSampler, SequentialSampler
 
 import memfeed
+from memfeed.system.messages import say_once
 from support import Made, cache
 
 
@@ -53,6 +54,22 @@ def test_the_position_comes_back(store):
     other = memfeed.Loader(store, 4, shuffle=True, seed=1)
     other.set_epoch(3)
     assert rows(pickle.loads(pickle.dumps(loader))) == rows(other)
+
+
+def test_a_line_says_that_a_copy_goes_on_within_an_epoch(store, capfd):
+    say_once.cache_clear()
+    loader = memfeed.Loader(store, 4, sampler=[3, 1, 2, 9, 8])
+    pickle.loads(pickle.dumps(loader))
+    assert not capfd.readouterr().err
+    next(iter(loader))  # to look at a batch
+    again = pickle.loads(pickle.dumps(loader))
+    assert "goes on within epoch 0" in (said := capfd.readouterr().err)
+    assert "set_epoch(1)" in said
+    again.set_epoch(1)
+    assert rows(again) == [[3, 1, 2, 9], [8]]
+    list(loader)
+    pickle.loads(pickle.dumps(loader))
+    assert not capfd.readouterr().err
 
 
 def test_columns_in_memory_are_not_copied():

@@ -20,7 +20,7 @@ from memfeed.order.choice import Shuffle
 from memfeed.order.pieces import LastRows, RankShards
 from memfeed.store.lengths import Fill
 from memfeed.store.store import Store
-from memfeed.system.messages import warn
+from memfeed.system.messages import say_once, warn
 
 ArrayKind = Literal["torch", "numpy", "jax"]
 Require = Literal["batched", "samples"]
@@ -288,4 +288,10 @@ def reduced(loader: Any, store: Store, options: dict[str, Any], settings: Settin
 def _remake(cls: Any, dataset: Any, options: dict[str, Any], state_dict: dict[str, Any]) -> Any:
     loader = cls(dataset, **options)
     loader.load_state_dict(state_dict)
+    if state_dict["row"]:
+        say_once(
+            f"memfeed: a copy of a loader goes on within epoch {state_dict['epoch']}, where the loader was when it "
+            "was copied or sent to another process; for a whole epoch do that before a batch is read, or call "
+            f"set_epoch({state_dict['epoch'] + 1}) of the copy"
+        )
     return loader

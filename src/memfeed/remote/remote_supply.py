@@ -271,7 +271,7 @@ class RemoteSupply(Service):
     # --- see `Service`
 
     def begin(self, backing: Backing) -> None:
-        """Let ``backing`` read the cache. The thread starts now: a forked child may be the first that asks for a row."""
+        """Let ``backing`` read the cache. The thread starts now: a forked child may be the first to ask for a row."""
         self.follow(backing)
         with self.changed:
             super().start()
