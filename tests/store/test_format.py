@@ -51,3 +51,9 @@ def test_links_are_refused(store, tmp_path, name):
     (store.path / name).symlink_to(tmp_path / "elsewhere")
     with pytest.raises(CorruptStoreError, match="found a symbolic link"):
         memfeed.open(store.path)
+
+
+def test_a_store_without_its_manifest_is_not_read_as_tensordict_would(store):
+    (store.path / "memfeed.json").unlink()
+    with pytest.raises(CorruptStoreError, match=r"without its memfeed\.json"):
+        memfeed.open(store.path)

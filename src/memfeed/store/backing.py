@@ -286,6 +286,11 @@ def open_backing(root: Path, owner: object = None) -> Backing:
         return _memfeed_backing(root.absolute(), *found, owner)
     if memo_format.is_memo(root):
         return memo_backing(root.absolute())
+    if (root / format.CHECKSUMS).is_file():  # else it would be read as tensordict does, with start and dims as fields
+        raise CorruptStoreError(
+            f"{root}: found the files of a store without its {format.MANIFEST}; expected it: copy the whole directory "
+            "again, or remove it and write the store again"
+        )
     from memfeed.store import foreign, tensordict_dir  # a store of memfeed needs none of this
 
     is_archive = foreign.is_archive(root)
