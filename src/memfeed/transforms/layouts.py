@@ -53,7 +53,7 @@ def open_field(value: Any, name: str) -> Opened:
     if isinstance(value, RowViews) and value.ndim != 4:
         value = value.owned()
     if isinstance(value, torch.Tensor | RowViews) and not value.is_nested:
-        ndim, close = value.ndim - 1, _as_it_is
+        ndim, close = value.ndim - 1, _as_field
         if ndim == 2 and isinstance(value, torch.Tensor):
             value, close = value.unsqueeze(1), _without_channel
         rows: list[Any] = [value]
@@ -65,9 +65,9 @@ def open_field(value: Any, name: str) -> Opened:
         if len(found) > 1:
             listing = " and ".join(f"{dtype} of {dims} dims" for dims, dtype in found[:2])
             raise TransformError(f"{name} has rows of {listing}; expected one dtype and number of dims")
-        ndim, close = (rows[0].ndim if rows else 3), _as_list
+        ndim, close = (rows[0].ndim if rows else 3), _as_field
         if ndim == 2 and not isinstance(value, torch.Tensor):
-            rows, close = [row.unsqueeze(0) for row in rows], _list_without_channel
+            rows, close = [row.unsqueeze(0) for row in rows], _without_channel
         elif ndim < 3:
             raise TransformError(f"{name} has rows of rank {ndim}; expected images [c, h, w]; pad it, or leave it out")
         value = [row if type(row) is torch.Tensor else row.as_subclass(torch.Tensor) for row in rows]
@@ -109,20 +109,11 @@ def owned(images: Images, given: Any) -> Images:
     return [image.clone() if image.untyped_storage().data_ptr() in storages else image for image in images]
 
 
-def _as_it_is(images: Images) -> Any:
-    return images
-
-
-def _without_channel(images: Images) -> Any:
-    assert isinstance(images, torch.Tensor)
-    return images.squeeze(1)
-
-
-def _as_list(images: Images) -> Any:
+def _as_field(images: Images) -> Any:
     return RaggedList(images) if isinstance(images, list) else images
 
 
-def _list_without_channel(images: Images) -> Any:
+def _without_channel(images: Images) -> Any:
     return RaggedList(image.squeeze(0) for image in images) if isinstance(images, list) else images.squeeze(1)
 
 

@@ -36,7 +36,7 @@ def labels_checked_by(batch: Any, check: CheckLabels) -> Iterator[None]:
         _checked_by.reset(token)
 
 
-def require_classes(labels: torch.Tensor, num_classes: int, name: str, rows: NDArray[np.int64] | None = None) -> None:
+def require_classes(labels: torch.Tensor, num_classes: int, name: str, rows: NDArray[np.int64] | None) -> None:
     """Raise TransformError unless all ``labels``, int [n] on the CPU, are from 0 to ``num_classes`` - 1.
 
     ``rows`` are the numbers of their rows; without them the error has the position in the batch.
@@ -87,7 +87,7 @@ class Mix(Transform):
                 "e.g. RandomResizedCrop(224)"
             )
         generator = np.random.Generator(np.random.SFC64(derive(keys.seed, keys.epoch, stream, *keys.rows.tolist())))
-        self._check_field(batch, label, keys)
+        self._check_field(label, keys)
         mixed = self._mix(image.tensor, label.tensor, generator, f"field {label}")
         result: B = replace(replace(batch, image, mixed[0]), label, mixed[1])
         return result
@@ -99,8 +99,7 @@ class Mix(Transform):
             Images of the same shape, and float labels [n, classes].
         """
         seed = int(torch.randint(2**62, (), device="cpu"))
-        if self._has_classes(label, "the labels"):
-            self._check_classes(label, "the labels", None)
+        self._check_classes(label, "the labels", None)
         return self._mix(image, label, np.random.Generator(np.random.SFC64(seed)), "the labels")
 
     def _mix(
@@ -131,14 +130,12 @@ class Mix(Transform):
             raise TransformError(f"{name} has class numbers; expected num_classes= to be given with them")
         return True
 
-    def _check_field(self, batch: Any, label: BatchField, keys: Keys) -> None:
+    def _check_field(self, label: BatchField, keys: Keys) -> None:
         """Check the labels of a field: where they came to a device with a loader, on the CPU."""
         name = f"field {label}"
-        if not self._has_classes(label.tensor, name):
-            return
-        assert self.num_classes is not None
         known = _checked_by.get()
-        if known is not None:
+        if known is not None and self._has_classes(label.tensor, name):
+            assert self.num_classes is not None
             given, check = known
             # a transform before this one may have replaced the labels
             is_as_given = any(one.names == label.names and one.tensor is label.tensor for one in tensors(given))
@@ -148,6 +145,8 @@ class Mix(Transform):
 
     def _check_classes(self, label: torch.Tensor, name: str, rows: NDArray[np.int64] | None) -> None:
         """Raise TransformError for classes beyond num_classes. On a GPU the check is queued, and fails there."""
+        if not self._has_classes(label, name):
+            return
         assert self.num_classes is not None
         if label.device.type != "cuda":
             require_classes(label.cpu(), self.num_classes, name, rows)

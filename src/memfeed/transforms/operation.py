@@ -97,8 +97,8 @@ class StreamDraws:
             self.drawn[draws] = self.draw(self.stream, draws, None)
         return self.drawn[draws][self.group]
 
-    def in_first_epoch(self, draws: int) -> tuple[NDArray[np.float64], int]:
-        """Return the numbers that the samples got in epoch 0, float64 [n, draws], and the epoch of this batch.
+    def in_first_epoch(self) -> tuple[NDArray[np.float64], int]:
+        """Return the first number that each sample got in epoch 0, float64 [n, 1], and the epoch of this batch.
 
         Raises:
             TransformError: the numbers come from torch's global generator, which knows no rows and no epochs.
@@ -110,7 +110,7 @@ class StreamDraws:
             )
         keys = self.draw.keys
         first = KeyedDraws(Keys(keys.seed, 0, keys.rows))  # occurrence 0: orders of ours visit each row once
-        return first(self.stream, draws, self.group), keys.epoch
+        return first(self.stream, 1, self.group), keys.epoch
 
 
 _SET_BY_LOADERS = ("schema", "training", "transforms", "gives_samples")

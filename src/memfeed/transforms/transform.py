@@ -141,7 +141,7 @@ class Transform(Operation):
             image, geometries = run_plain(steps, image, draw)
             return in_format(image, self.memory_format), geometries
 
-        result: B = self._on_fields(batch, keys, plain, windows=windows)
+        result: B = self._on_fields(batch, keys, plain, None, windows, None)
         return result
 
     def forward(self, image: Any) -> Any:
@@ -256,12 +256,9 @@ class Transform(Operation):
     def fields_read(self) -> list[Any]:
         """Return the fields of a batch that its steps name in ``on=``, or that the first of them takes out of it."""
         steps = self._steps()
-        paths = steps[0].operation.paths_read if steps else None
-        return (
-            list(paths)
-            if paths is not None
-            else [one for step in steps for one in (step.on if isinstance(step.on, list) else [step.on])]
-        )
+        if steps and (paths := steps[0].operation.paths_read) is not None:
+            return list(paths)
+        return [one for step in steps for one in (step.on if isinstance(step.on, list) else [step.on])]
 
     @property
     def runs_anywhere(self) -> bool:
@@ -282,9 +279,9 @@ class Transform(Operation):
         batch: Any,
         keys: Keys,
         run: Callable[[list[Step], Images, DrawFromStream], TransformResult],
-        given: GivenNames | None = None,
-        windows: Windows = (),
-        ragged: Collection[Path] | None = None,
+        given: GivenNames | None,
+        windows: Windows,
+        ragged: Collection[Path] | None,
     ) -> Any:
         has_lists = ragged is None or bool(ragged)
         if has_lists:

@@ -112,10 +112,7 @@ def _rows(images: torch.Tensor) -> NDArray[Any]:
 def head_of(images: Images | RowViews, changes: Sequence[Imagewise], values: int) -> Head | None:
     """Return the first changes of images that compiled loops can do; None if there are none, or no loops yet.
 
-    Args:
-        images: as for `passes.fused`.
-        changes: all of them.
-        values: how many the output has.
+    The images are those of `passes.fused`; ``values`` is how many the output has.
     """
     resize = changes[0] if changes and isinstance(changes[0], (Resampled, GeometryBySize)) else None
     if changes and resize is None and type(changes[0]) is not Window:

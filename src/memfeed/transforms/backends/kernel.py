@@ -40,11 +40,7 @@ def fused(
     alone. So do a window, the Affine after it and the erased boxes after both. A kernel writes each pixel of the output
     once. Torch carries out the other changes, each in its plain form.
 
-    Args:
-        image: GPU images of any strides. They are only read.
-        changes: to carry out first, in order.
-        affine: to apply then.
-        memory_format: of the kernel's output: `torch.contiguous_format` or `torch.channels_last`.
+    Arguments are those of `passes.fused`; ``memory_format`` is that of the kernel's output.
     """
     sampled: sampling.Sampled | None = None
     window: Window | None = None
@@ -54,26 +50,22 @@ def fused(
         return _run_or_fall_back(image, sampled, window, scaled, erased, memory_format)
 
     for change in [*changes, *([] if affine is None else [Scaled(affine)])]:
-        if isinstance(change, Scaled) and scaled is None:
-            scaled = change.affine
-        elif (
-            isinstance(change, Window) and window is None and scaled is None and sampling.takes_window(sampled, change)
-        ):
-            window = change
-        elif isinstance(change, Erased) and sampled is None:
-            image, window, scaled = run(change), None, None
+        if isinstance(change, Window):
+            joins = window is None and scaled is None and sampling.takes_window(sampled, change)
         else:
+            joins = scaled is None if isinstance(change, Scaled) else isinstance(change, Erased) and sampled is None
+        if not joins:
             image, sampled, window, scaled = run(), None, None, None
-            if isinstance(change, Window):
-                window = change
-            elif isinstance(change, sampling.Sampled):
-                sampled = change
-            elif isinstance(change, Scaled):
-                scaled = change.affine
-            elif isinstance(change, Erased):
-                image = run(change)
-            else:
-                image = change.all(image)
+        if isinstance(change, Window):
+            window = change
+        elif isinstance(change, Scaled):
+            scaled = change.affine
+        elif isinstance(change, Erased):
+            image, window, scaled = run(change), None, None
+        elif isinstance(change, sampling.Sampled):
+            sampled = change
+        else:
+            image = change.all(image)
     return run()
 
 

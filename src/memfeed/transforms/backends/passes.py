@@ -99,7 +99,9 @@ def _fill(
         target = output_rows if scratch is None else scratch[: rows.stop - first]
         source = target
         if changes or not isinstance(images, torch.Tensor):
-            _change(_one_by_one(images[rows]), changes, target.unbind(0), first)
+            pieces = images[rows]
+            pieces = pieces.unbind(0) if isinstance(pieces, torch.Tensor) else pieces
+            _change(pieces, changes, target.unbind(0), first)
         elif target.dtype != images.dtype:
             target.copy_(images[rows])
         else:  # float images that do not move are normalised straight from the input
@@ -108,10 +110,6 @@ def _fill(
             scale_and_shift(source, affine.scale, affine.shift, target)
         if target is not output_rows:
             output_rows.copy_(target)
-
-
-def _one_by_one(images: Images | Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
-    return images.unbind(0) if isinstance(images, torch.Tensor) else images
 
 
 def _change(

@@ -170,7 +170,7 @@ class RandomHorizontalFlip(RandomFlip):
             return super().make_params(shape, dtype, uniform)
         if not isinstance(uniform, StreamDraws):
             raise TransformError("alternate=True got draws without an epoch; expected those that `apply` makes")
-        drawn, epoch = uniform.in_first_epoch(1)
+        drawn, epoch = uniform.in_first_epoch()
         return _mirrored(shape, {-1: (drawn[:, 0] < self.p) ^ bool(epoch % 2)})
 
 
