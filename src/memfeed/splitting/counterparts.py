@@ -7,6 +7,7 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
+import msgspec
 import numpy as np
 import torch
 
@@ -31,11 +32,9 @@ _MOVED = 1e-4  # of the pixels: a nearest one may be its neighbour where a coord
 def counterpart(step: Any, inputs: Sequence[Value], paths: Sequence[tuple[str | int, ...]]) -> list[RecipeStep] | None:
     """Return the transforms that do what a step does, as a recipe; None if there are none.
 
-    Args:
-        step: of a pipeline.
-        inputs: what the step got in some probe samples. With the same drawn parameters, the step's own functions and
-            the transforms must make the same of these: integers may differ by one, because resampling rounds.
-        paths: the fields of the images in `inputs`.
+    ``inputs`` are what the step got in some probe samples, ``paths`` the fields of their images. With the same drawn
+    parameters, the step's own functions and the transforms must make the same of these: integers may differ by one,
+    because resampling rounds.
     """
     asked = transforms_for(step)
     if asked is None or not all(value.images() for value in inputs):
@@ -46,8 +45,7 @@ def counterpart(step: Any, inputs: Sequence[Value], paths: Sequence[tuple[str | 
     local = [tuple((str(paths.index(path)),) for path in one.on) for one in recipe]
     try:
         transforms = [
-            make_transform(RecipeStep(name=one.name, arguments=one.arguments, on=on))
-            for one, on in zip(recipe, local, strict=True)
+            make_transform(msgspec.structs.replace(one, on=on)) for one, on in zip(recipe, local, strict=True)
         ]
         is_same = all(_agrees(step, transforms, value, row) for value in inputs for row in range(_ROWS))
         is_same = is_same and (not any(map(_draws, transforms)) or _changes_the_same(step, transforms, inputs[0]))
@@ -74,7 +72,7 @@ def _changes_the_same(step: Any, transforms: Sequence[Transform], value: Value) 
     images = value.images()
     if len(images) == 1:
         return True
-    moved = {name for transform in transforms for (name,) in _listed(transform.on)}
+    moved = {name for transform in transforms for (name,) in transform.fields_read()}
     generators = Generators(step)
     states, noise = generators.save(), np.random.RandomState(0)
     given = value.with_images([_noise_like(image, noise) for image in images])
@@ -99,17 +97,13 @@ def _noise_like(image: Any, noise: np.random.RandomState) -> Any:
     return from_stored([torch.from_numpy(np.asarray(values)).to(parts[0].dtype), *parts[1:]], kind)
 
 
-def _listed(on: Any) -> list[Any]:
-    return on if isinstance(on, list) else [on]
-
-
 def _agrees(step: Any, transforms: Sequence[Transform], value: Value, row: int) -> bool:
     """Return True if the transforms and the step make the same of a value, with the parameters of one key."""
     batch: Any = {str(i): as_field(leaf)[None] for i, leaf in enumerate(value.images())}
     keys, theirs = Keys(0, 0, torch.tensor([row], device="cpu")), None
     params: Any = None
     for transform in transforms:
-        image = batch[transform.on[0][0] if isinstance(transform.on, list) else transform.on[0]]  # type: ignore[index]
+        image = batch[transform.fields_read()[0][0]]
         drawn = transform.params([row], shape=image.shape[1:], dtype=image.dtype)
         params = next(iter(drawn.values()))
         if isinstance(params, Window) and not _fills_alike(step, params.fill, value.images()):
@@ -119,9 +113,7 @@ def _agrees(step: Any, transforms: Sequence[Transform], value: Value, row: int) 
             theirs = value.with_images([_replayed(step, transform, params, leaf) for leaf in value.images()])
     theirs = value.after(step) if theirs is None else theirs
     results = theirs.images()
-    if not have_same_others(value, theirs):
-        return False
-    if len(results) != len(batch):
+    if not have_same_others(value, theirs) or len(results) != len(batch):
         return False
     for index, leaf in enumerate(results):
         expected, found = as_field(leaf), batch[str(index)][0]

@@ -8,13 +8,13 @@ from typing import Any
 from memfeed.errors import SplitError
 from memfeed.splitting.counterparts import counterpart
 from memfeed.splitting.generators import Generators
-from memfeed.splitting.leaves import copied, kind_of, leaves_of, take_apart
+from memfeed.splitting.leaves import copied, kind_of, leaves_of, take_apart, to_tensor
 from memfeed.splitting.pattern import Pattern, Read, equal_leaves
 from memfeed.splitting.places import CallablePlace, part_of, replaced, steps_in
 from memfeed.splitting.recording import Entry, Node, Recording
-from memfeed.splitting.step_values import Value, to_tensor
+from memfeed.splitting.step_values import Value
 from memfeed.splitting.traced import plain
-from memfeed.splitting.tracer import Callee, Marked, Name, Path, Tracer, Unit
+from memfeed.splitting.tracer import Callee, Marked, Name, Path, Tracer, Unit, skip
 
 
 class DrawsOutsideError(SplitError):
@@ -127,12 +127,7 @@ class Cut:
         except SplitError:
             return unit
         steps = self.steps_after(Callee(name, 0))
-        if (
-            not calls
-            or any(link is not None for link in calls[0].links)
-            or steps is None
-            or len(steps) != len(unit.steps)
-        ):
+        if not calls or any(calls[0].links) or steps is None or len(steps) != len(unit.steps):
             return unit
         inputs = [Value(*calls[0].form.build(calls[0].values))]
         try:
@@ -244,19 +239,15 @@ class Cut:
 
     def learn(self, pattern: Pattern) -> int:
         """Add a pattern, in place of a known one that differs only where its sample had None. Return its number."""
-        for number, known in enumerate(self.patterns):
-            if not known.differs_from(pattern):
-                self.patterns[number] = pattern
-                return number
-        self.patterns.append(pattern)
-        return len(self.patterns) - 1
+        alike = (number for number, known in enumerate(self.patterns) if not known.differs_from(pattern))
+        number = next(alike, len(self.patterns))
+        self.patterns[number : number + 1] = [pattern]
+        return number
 
     def known(self, read: Read) -> int | None:
         """Return the number of the proven pattern that a sample has; None for another one."""
-        for number, pattern in enumerate(self.patterns):
-            if not read.pattern.differs_from(pattern):
-                return number
-        return None
+        alike = (number for number, known in enumerate(self.patterns) if not read.pattern.differs_from(known))
+        return next(alike, None)
 
     def unlike(self, read: Read) -> str:
         """Return a phrase that says in what a sample differs from the proven pattern that is nearest."""
@@ -268,10 +259,7 @@ class Cut:
     def rebuild(self, pattern: Pattern, leaves: Sequence[Any], states: Sequence[Any] = ()) -> Any:
         """Return a sample from its leaves as `Read` has them, which do not change. The random parts draw.
 
-        Args:
-            pattern: of the sample.
-            leaves: what was kept of it.
-            states: of the generators at the beginning of each call; () to go on with theirs.
+        ``states`` are those of the generators at the beginning of each call; () to go on with theirs.
         """
         made = self.replay(pattern, leaves, states)
         others = iter(leaves[pattern.given :])
@@ -280,7 +268,7 @@ class Cut:
         except KeyError:
             raise SplitError("found that its pipeline returns other containers for the same image") from None
 
-    def replay(self, pattern: Pattern, leaves: Sequence[Any], states: Sequence[Any] = ()) -> dict[Node, Any]:
+    def replay(self, pattern: Pattern, leaves: Sequence[Any], states: Sequence[Any]) -> dict[Node, Any]:
         """Make the calls and operations of a sample again, and return the result; see `rebuild`."""
         left, made, number_of_call = iter(leaves), dict[Node, Any](), 0
         for number, entry in enumerate(pattern.tape):
@@ -347,8 +335,3 @@ def _at(value: Any, path: Path) -> Any:
 def name_of(step: Any) -> str:
     """Return the name of a step, for messages."""
     return str(getattr(step, "__name__", type(step).__name__))
-
-
-def skip(*args: Any, **kwargs: Any) -> Any:
-    """Return the arguments: stands in place of a step whose result is stored."""
-    return kwargs or (args[0] if len(args) == 1 else args)

@@ -44,10 +44,6 @@ class _Kind(NamedTuple):
     seed: Callable[[Any, int], object]
 
 
-def _saving_torch(generator: torch.Generator) -> Callable[[], State]:
-    return lambda: generator.get_state().numpy().tobytes()
-
-
 def _restore_torch(generator: torch.Generator, state: bytes) -> None:
     generator.set_state(torch.frombuffer(bytearray(state), dtype=torch.uint8))
 
@@ -89,10 +85,6 @@ def _tells_of_a_kept_number() -> bool:
 _TELLS = sys.implementation.name == "cpython" and _tells_of_a_kept_number()
 
 
-def _restore_numpy(generator: np.random.RandomState, state: bytes) -> None:
-    generator.set_state(pickle.loads(state))
-
-
 def _seed_numpy(generator: np.random.RandomState, seed: int) -> None:
     kind = type(generator._bit_generator)
     if kind is np.random.MT19937:
@@ -105,19 +97,17 @@ def _seed_bits(generator: np.random.Generator, seed: int) -> None:
     generator.bit_generator.state = type(generator.bit_generator)(seed).state
 
 
-def _saving_bits(generator: np.random.Generator) -> Callable[[], State]:
-    return lambda: pickle.dumps(generator.bit_generator.state)
-
-
 def _restore_bits(generator: np.random.Generator, state: bytes) -> None:
     generator.bit_generator.state = pickle.loads(state)
 
 
 _KINDS: dict[type, _Kind] = {
-    torch.Generator: _Kind(_saving_torch, _restore_torch, torch.Generator.manual_seed),
+    torch.Generator: _Kind(
+        lambda one: lambda: one.get_state().numpy().tobytes(), _restore_torch, torch.Generator.manual_seed
+    ),
     random.Random: _Kind(lambda one: one.getstate, random.Random.setstate, random.Random.seed),
-    np.random.RandomState: _Kind(_SavingNumpy, _restore_numpy, _seed_numpy),
-    np.random.Generator: _Kind(_saving_bits, _restore_bits, _seed_bits),
+    np.random.RandomState: _Kind(_SavingNumpy, lambda one, state: one.set_state(pickle.loads(state)), _seed_numpy),
+    np.random.Generator: _Kind(lambda one: lambda: pickle.dumps(one.bit_generator.state), _restore_bits, _seed_bits),
 }
 
 
@@ -317,15 +307,9 @@ def drawing_line(
 ) -> str:
     """Return " (FILE:LINE)" of the first line of the user's that draws when a sample is read; "" if none is found.
 
-    It reads samples with a trace function, which is slow.
-
-    Args:
-        read: reads the sample of an index.
-        rows: the indices of samples to read.
-        generators: all that may be drawn from.
-        calls: returns the states before and after each call that may draw, of those that this reading has made so far;
-            None inside such a call.
-        watched: the numbers of the generators that count; None for all.
+    It reads samples with a trace function, which is slow. ``calls`` returns the states before and after each call that
+    may draw, of those that this reading has made so far; None inside such a call. ``watched`` are the numbers of the
+    generators that count; None for all.
     """
     found: list[str] = []
     states, outer = generators.save(), sys.gettrace()

@@ -220,7 +220,8 @@ def kind_of(leaf: Any) -> Kind:
                 f"found a {type(leaf).__name__} ({leaf.device}) in what is stored of a sample; expected a plain tensor "
                 "on the CPU, which a store gives back as it was"
             )
-        return Kind(name, str(leaf.dtype), leaf.ndim, _options(leaf)[0] if is_sized(leaf) else ())
+        options = tuple(kept_tensors.options_of(leaf).items()) if is_sized(leaf) else ()
+        return Kind(name, str(leaf.dtype), leaf.ndim, options)
     if isinstance(leaf, np.ndarray | np.generic):
         shape: tuple[int, ...] = leaf.shape
         name = "array hwc" if len(shape) == 3 and 1 <= shape[-1] <= 4 else "array"
@@ -286,10 +287,15 @@ def to_stored(leaf: Any, kind: Kind) -> list[Any]:
         return [
             0 if leaf is None else int(leaf) if kind.dtype == "int" else float(leaf) if kind.dtype == "float" else leaf
         ]
+    return [to_tensor(leaf)]
+
+
+def to_tensor(leaf: Any) -> torch.Tensor:
+    """Return an image as a tensor: PIL images [c, h, w], tensors and arrays as they are."""
     tensor = values.as_tensor(leaf)
     if tensor is None:
         raise SplitError(f"found {brief(leaf)} in a pipeline; expected an image, a tensor or an array")
-    return [tensor]
+    return tensor
 
 
 def stored_count(kind: Kind) -> int:
@@ -372,13 +378,6 @@ def copied_tree(tree: Any) -> Any:
     """Return a copy of a tree whose leaves a step may write to."""
     leaves, form = take_apart(tree)
     return form.build([copied(leaf) for leaf in leaves])
-
-
-def _options(leaf: torch.Tensor) -> tuple[Any, ...]:
-    """Return format and canvas of a tv_tensor, () for any other tensor."""
-    if not is_sized(leaf):
-        return ()
-    return tuple(kept_tensors.options_of(leaf).items()), tuple(kept_tensors.parts_of(leaf)[1])
 
 
 def _pil(tensor: torch.Tensor, mode: str) -> Any:

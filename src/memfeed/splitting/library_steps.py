@@ -115,10 +115,6 @@ def _resize(step: Any) -> Arguments:
     return {"size": size, "max_size": step.max_size, **_resampling(step)}
 
 
-def _resized_crop(step: Any) -> Arguments:
-    return {**_attributes(step, "size", "scale", "ratio"), **_resampling(step)}
-
-
 def _to_dtype(step: Any) -> Arguments | list[Asked] | None:
     if not isinstance(step.dtype, dict):
         return {"dtype": dtype_name(step.dtype), "scale": bool(getattr(step, "scale", False))}
@@ -139,14 +135,6 @@ def _to_dtype(step: Any) -> Arguments | list[Asked] | None:
 
 def _turning(step: Any) -> Arguments:
     return {**_attributes(step, "degrees", "center"), "interpolation": _interpolation(step), "fill": fill_of(step.fill)}
-
-
-def _rotation(step: Any) -> Arguments | None:
-    return None if step.expand else _turning(step)
-
-
-def _affine(step: Any) -> Arguments:
-    return {**_attributes(step, "translate", "scale", "shear"), **_turning(step)}
 
 
 def _normalized_arrays(step: Any) -> Arguments | None:
@@ -171,13 +159,13 @@ _TORCHVISION: dict[str, Reader] = {
     "ConvertImageDtype": lambda step: {"dtype": dtype_name(step.dtype), "scale": True},
     "Normalize": _reads("mean", "std"),
     "PILToTensor": _nothing,
-    "RandomAffine": _affine,
+    "RandomAffine": lambda step: {**_attributes(step, "translate", "scale", "shear"), **_turning(step)},
     "RandomCrop": _random_crop,
     "RandomErasing": _erasing,
     "RandomGrayscale": _reads("p"),
     "RandomHorizontalFlip": _reads("p"),
-    "RandomResizedCrop": _resized_crop,
-    "RandomRotation": _rotation,
+    "RandomResizedCrop": lambda step: {**_attributes(step, "size", "scale", "ratio"), **_resampling(step)},
+    "RandomRotation": lambda step: None if step.expand else _turning(step),
     "RandomVerticalFlip": _reads("p"),
     "Resize": _resize,
     "ToDtype": _to_dtype,

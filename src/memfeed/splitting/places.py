@@ -46,17 +46,19 @@ def find_places(
 ) -> list[CallablePlace]:
     """Return the callables that a dataset and those that it wraps hold, in attributes, lists, dicts and methods.
 
-    Args:
-        dataset: any.
-        name: the attribute that holds the pipeline; None for all.
-        names: return those too that methods find by name in their modules.
-        helpers: look into other objects too, of classes of the program or of the package of what holds them; into each
-            where it is found first.
+    ``name`` is the attribute that holds the pipeline; None for all. ``names`` says to return those too that methods
+    find by name in their modules, ``helpers`` to look into other objects too, of classes of the program or of the
+    package of what holds them; into each where it is found first.
     """
     found = list(_places(dataset, (), 0, {id(dataset)}, names, set() if helpers else None))
     if name is None:
         return found
-    named = [place for place in found if any(name == (key[1] if kind == "global" else key) for kind, key in place.path)]
+    kinds = {"attribute": name, "method": name}
+    named = [
+        place
+        for place in found
+        if any(kinds.get(kind) == key or (kind == "global" and key[1] == name) for kind, key in place.path)
+    ]
     if not named:
         raise SplitError(
             f"found no attribute {name!r} that can be called in {type(dataset).__name__}, nor in the datasets inside "
@@ -223,9 +225,8 @@ def _children(owner: Any) -> list[tuple[Key, Any]]:
     if isinstance(owner, list | tuple | torch.nn.ModuleList):
         return [(("item", index), value) for index, value in enumerate(list(owner)[:_MOST])]
     slots = [name for cls in type(owner).__mro__ for name in getattr(cls, "__slots__", ())]
-    inner = {name: getattr(owner, name) for name in slots if hasattr(owner, name)} | dict(
-        getattr(owner, "__dict__", {})
-    )
+    inner = {name: getattr(owner, name) for name in slots if hasattr(owner, name)}
+    inner |= getattr(owner, "__dict__", {})
     inner |= inner.pop("_modules", None) or {} if isinstance(owner, torch.nn.Module) else {}
     found: list[tuple[Key, Any]] = [
         (("attribute", name), value) for name, value in inner.items() if not (name[:1] == "_" and name[-6:] == "_hooks")

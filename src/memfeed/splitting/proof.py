@@ -102,18 +102,9 @@ def prove(
 ) -> Proof | None:
     """Return a dataset that is cut before the random steps of its pipelines, proven on whole samples.
 
-    Args:
-        dataset: a map-style dataset.
-        rows: the indices of the samples to prove it on.
-        name: the attribute that holds the pipeline; None to look for it.
-        cuts_fixed: cut a pipeline without random steps too, before those that make pixels larger.
-        whole: cut before all steps.
-
-    Returns:
-        The proof; None if samples are the same under all seeds, and nothing draws but what the dataset seeds itself.
-
-    Raises:
-        SplitError: no cut holds; the message says why.
+    None if samples are the same under all seeds, and nothing draws but what the dataset seeds itself. For the arguments
+    see `memfeed.splitting.split.split`; with ``whole`` it is cut before all steps. Raises SplitError if no cut holds;
+    the message says why.
     """
     places = find_places(dataset, name, names=name is not None, helpers=name is not None)
 
@@ -224,18 +215,11 @@ def _proven(cut: Cut, rows: Sequence[int]) -> Proof:
 
 
 def prove_row(cut: Cut, index: int, seeds: int, *, scanned: int = 0, learns: bool = False, first_seed: int = 0) -> Read:
-    """Prove the cut on one sample. Return its first reading.
+    """Prove the cut on one sample, under so many ``seeds``. Return its first reading.
 
-    Args:
-        cut: of the dataset.
-        index: of the sample.
-        seeds: how many seeds.
-        scanned: how many seeds to try the random part alone with, to prove it under seeds with different outcomes.
-        learns: add the pattern of the sample to the known ones.
-        first_seed: of the first reading.
-
-    Raises:
-        SplitError: the three samples are not the same, or something else draws.
+    The random part alone is tried with ``scanned`` seeds, to prove it under those with different outcomes. ``learns``
+    adds the pattern of the sample to the known ones. Raises SplitError if the three samples are not the same, or if
+    something else draws.
     """
     generators, dataset = cut.generators, cut.dataset
     generators.seed(index, first_seed)
@@ -251,11 +235,9 @@ def prove_row(cut: Cut, index: int, seeds: int, *, scanned: int = 0, learns: boo
         _require_no_exif(cut, first, index)
     pattern = cut.patterns[number]  # of this sample, or with a value where it has None
     leaves = from_parts(pattern, to_parts(pattern, first.leaves))
-    chosen = (
-        _seeds_to_prove(cut, index, lambda: cut.rebuild(pattern, leaves), seeds, scanned)
-        if pattern.calls
-        else list(range(seeds))
-    )
+    chosen = list(range(seeds))
+    if pattern.calls:
+        chosen = _seeds_to_prove(cut, index, lambda: cut.rebuild(pattern, leaves), seeds, scanned)
     calls: list[list[Entry]] = []
     for seed in (first_seed, *chosen[1:]):
         generators.seed(index, seed)
@@ -308,10 +290,7 @@ def _require_no_seeding(cut: Cut, calls: Sequence[Sequence[Entry]]) -> None:
     """Raise SplitError if a call seeds a generator with one number: its end state is then always the same.
 
     Later steps and samples would draw the same numbers again and again in a DataLoader, and here they would not.
-
-    Args:
-        cut: of the dataset.
-        calls: of one sample, under several seeds.
+    ``calls`` are those of one sample, under several seeds.
     """
     for readings in zip(*calls, strict=True):
         for i in range(len(cut.generators.all)):

@@ -22,6 +22,7 @@ from memfeed.splitting.traced import (
     ARRAY,
     AS_SUBCLASS,
     MARKED,
+    TAKEN_OUT,
     TracedArray,
     is_marked,
     marked,
@@ -149,10 +150,7 @@ class Recording(TorchFunctionMode):
         if not is_values:
             if name in _DESCRIBES:
                 return result
-            self.refuse(
-                f"the dataset takes a value out of its pipeline's result ({name}), which cannot be made again for each "
-                "epoch; compute it in the pipeline, or from the batch"
-            )
+            self.refuse(TAKEN_OUT.format(name))
         values = [copied(leaf) if link is None else None for leaf, link in zip(leaves, links, strict=True)]
         self.tape.append(Entry(function, form, links, values, made_form))
         kept = []

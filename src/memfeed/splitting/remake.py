@@ -84,14 +84,11 @@ class Assemble(Transform):
     def change_batch(self, batch: B, keys: Keys, stream: str, on: On) -> B:
         """Build the batch; see `Operation.change_batch`."""
         given: Any = batch
-        counts = {key: self.leaves.count(key) for key in self.leaves}
         leaves, seen = [], set[str]()
         for key in self.leaves:
             leaf = _with_channels_last(given[key]) if key in self.channels_last else given[key]
-            if counts[key] > 1 and key in seen:  # a leaf of a batch has memory of its own
-                leaf = _copy(leaf)
+            leaves.append(_copy(leaf) if key in seen else leaf)  # a leaf of a batch has memory of its own
             seen.add(key)
-            leaves.append(leaf)
         return self._assemble(leaves)  # type: ignore[no-any-return]
 
     def extra_repr(self) -> str:
@@ -119,11 +116,8 @@ class Remake(Transform):
         super().__init__()
         self._cut, self._layout, self._fields, self._names = cut, layout, schema.fields, shown
         self.schema = schema
-        self._types = tuple(types)
         self._flattener = Flattener(schema.structure)
-        self._assemble = assembler(
-            schema.structure, self._types, batched=True, forms=[field.form for field in schema.fields]
-        )
+        self._assemble = assembler(schema.structure, types, batched=True, forms=[field.form for field in schema.fields])
         self.paths_read = [(name,) for names in layout.names for name in names]
 
     def giving_samples(self) -> Remake:
@@ -173,8 +167,7 @@ def _rows(batch: Any, count: int) -> list[dict[str, Any]]:
 
 def _values(leaf: Any) -> Sequence[Any]:
     """Return the value of each row of a field, on the CPU."""
-    if isinstance(leaf, RaggedList):
-        leaf = leaf.owned()
+    leaf = _owned(leaf)
     if isinstance(leaf, torch.Tensor):
         leaf = leaf.cpu()
         return leaf.unbind() if leaf.is_nested or leaf.ndim else [leaf]
@@ -243,7 +236,12 @@ class Tail(Transform):
             made = self._at_once(columns)
         else:
             rows = [self._of_sample(self._row(columns, j)) for j in range(len(keys.rows))]
-            made = {node: _rows_as_field([self._as_field(node, row[node]) for row in rows]) for node in self.results}
+            made = {}
+            for node in self.results:
+                leaves = [row[node] for row in rows]
+                if node in self.given:  # it was written to: as its field has it
+                    leaves = [to_stored(leaf, self.given[node][1])[0] for leaf in leaves]
+                made[node] = _rows_as_field(leaves)
         return {**fields, **{name: made[node] for node, name in self.results.items()}}  # type: ignore[return-value]
 
     def extra_repr(self) -> str:
@@ -252,10 +250,6 @@ class Tail(Transform):
 
     def _row(self, columns: Mapping[Node, Any], row: int) -> dict[Node, Any]:
         return {node: from_stored([copied(columns[node][row])], kind) for node, (_, kind) in self.given.items()}
-
-    def _as_field(self, node: Node, leaf: Any) -> Any:
-        """Return a value that was written to as its field has it; a new one as it is."""
-        return to_stored(leaf, self.given[node][1])[0] if node in self.given else leaf
 
     def _of_sample(self, made: dict[Node, Any]) -> dict[Node, Any]:
         """Return the results for one sample, whose values are written to where an operation does so."""

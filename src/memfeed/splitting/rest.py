@@ -149,7 +149,6 @@ class _Program:
         self.batched: list[str] = []
         self.own: list[str] = []
         self.shown: list[str] = []
-        self.paths: dict[int | Node, Path] = {}
         self._first_of_call = dict[int, int]()
         first = 0
         for number, entry in pattern.calls:
@@ -161,7 +160,7 @@ class _Program:
         if isinstance(layout, Named):  # a stored leaf is a field of a dict; in place it has a path of its own
             self.transforms.append(Arrange({f"stored {leaf}": path for leaf, path in places.items()}))
             places = {leaf: (f"stored {leaf}",) for leaf in places}
-        self.paths.update(places)
+        self.paths = places
 
     def arguments(self, number: int, leaves: Sequence[Any], made: dict[Node, Any]) -> Value:
         """Return the arguments of a call, of the leaves of a sample and of what was made before it."""

@@ -15,11 +15,11 @@ from memfeed.errors import SchemaError, SplitError, listed
 from memfeed.schema.names import display
 from memfeed.schema.recipe import RecipeStep
 from memfeed.splitting.cut import Cut
+from memfeed.splitting.leaves import to_tensor
 from memfeed.splitting.pattern import Read
 from memfeed.splitting.places import replaced
 from memfeed.splitting.proof import SEEDS, WATCHED, Proof, prove, prove_row
 from memfeed.splitting.rest import Rest, rest_of
-from memfeed.splitting.step_values import to_tensor
 from memfeed.splitting.stored_layout import Layout, Named, OpenedFiles, ShortSide, images_of, require_only_images_differ
 from memfeed.splitting.unread import share_opened
 from memfeed.system.buffers import shared_number
@@ -202,23 +202,18 @@ def split(
 def _choice(proof: Proof, keep: Keep, folder: str) -> tuple[Keep, str]:
     """Return how images are stored, and a phrase that says why where nobody chose."""
     cut = proof.cut
-    pattern, read = cut.patterns[0], next(iter(proof.reads.values()))
-    images = images_of(pattern)
+    images = images_of(cut.patterns[0])
     sizes = {to_tensor(one.leaves[images[0]]).shape for one in proof.reads.values()} if images else set()
     if keep is not None or len(sizes) < 2 or len(cut.patterns) > 1:
         return keep, ""
     mean = sum(to_tensor(one.leaves[i]).numel() for one in proof.reads.values() for i in images) / len(proof.reads)
     total = int(mean * len(cut.dataset))
     fits = total < (free_bytes(Path(folder)) or 0) / 2 and total < memory_limit() / 2
-    has_loader = any(place.path[-1] == ("attribute", "loader") for place in cut.places) and bool(read)
+    has_loader = any(place.path[-1] == ("attribute", "loader") for place in cut.places)
     chosen = "full" if fits or not has_loader else "encoded"
-    other = (
-        "forms='encoded' stores the files' bytes"
-        if chosen == "full" and has_loader
-        else "forms='full' stores all pixels"
-    )
-    other = "forms=256 smaller images" if chosen == "full" and not has_loader else f"{other}, forms=256 smaller images"
-    return chosen, f"; forms={chosen!r}: {format_bytes(total)} of decoded images ({other})"
+    other = "forms='full' stores all pixels" if chosen == "encoded" else "forms='encoded' stores the files' bytes"
+    others = f"{other}, forms=256 smaller images" if has_loader else "forms=256 smaller images"
+    return chosen, f"; forms={chosen!r}: {format_bytes(total)} of decoded images ({others})"
 
 
 def _line(proof: Proof, rest: Rest) -> str:
@@ -234,10 +229,6 @@ def _line(proof: Proof, rest: Rest) -> str:
     batched = [name if count == 1 else f"{name} ({count} times)" for name, count in counts.items()]
     each = [f"batched: {', '.join(batched)}"] if batched else []
     each += [f"sample by sample in one process, as they are: {listed(rest.own, 120)}"] if rest.own else []
-    fields = "" if isinstance(rest.layout, Named) else f", on {_fields(rest)}"
+    paths = dict.fromkeys(path for step in rest.recipe for path in step.on)
+    fields = "" if isinstance(rest.layout, Named) else f", on {', '.join(map(display, paths))}"
     return f"split {listed(parts, 200)}; each epoch{fields}: {'; '.join(each)}"
-
-
-def _fields(rest: Rest) -> str:
-    found = dict.fromkeys(path for step in rest.recipe for path in step.on)
-    return ", ".join(map(display, found))

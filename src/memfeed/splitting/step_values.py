@@ -9,9 +9,8 @@ from typing import Any
 import torch
 
 from memfeed.errors import SplitError, brief
-from memfeed.schema import values
 from memfeed.schema.compare import equal
-from memfeed.splitting.leaves import copied_tree, kind_of, take_apart
+from memfeed.splitting.leaves import copied_tree, kind_of, take_apart, to_tensor
 
 
 @dataclass(frozen=True, eq=False)
@@ -70,14 +69,6 @@ class Value:
 def have_same_others(one: Value, other: Value) -> bool:
     """Return True if the leaves of two values that are no images are the same."""
     return equal(one.others(), other.others())
-
-
-def to_tensor(leaf: Any) -> torch.Tensor:
-    """Return an image as a tensor: PIL images [c, h, w], tensors and arrays as they are."""
-    tensor = values.as_tensor(leaf)
-    if tensor is None:
-        raise SplitError(f"found {brief(leaf)} in a pipeline; expected an image, a tensor or an array")
-    return tensor
 
 
 def as_field(leaf: Any) -> torch.Tensor:

@@ -31,9 +31,9 @@ from memfeed.splitting.leaves import (
     stored_count,
     take_apart,
     to_stored,
+    to_tensor,
 )
 from memfeed.splitting.pattern import Pattern, Read, from_parts, to_parts
-from memfeed.splitting.step_values import to_tensor
 
 PATTERN = "pattern"
 """The field with the number of a sample's pattern, where there are several."""
@@ -107,20 +107,15 @@ Layout = InPlace | Named
 def in_place(patterns: Sequence[Pattern], read: Read) -> InPlace | None:
     """Return a layout in which stored samples look like finished ones; None unless each leaf has one stored leaf."""
     pattern = patterns[0]
-    if (
-        len(patterns) > 1
-        or len(pattern.calls) != len(pattern.tape)
-        or pattern.same_as != tuple(range(len(pattern.kinds)))
-    ):
+    has_operations, shares = len(pattern.calls) < len(pattern.tape), pattern.same_as != tuple(range(len(pattern.kinds)))
+    if len(patterns) > 1 or has_operations or shares:
         return None
     stored_of: dict[tuple[int, int], int] = {}
     first = 0
     for number, entry in pattern.calls:
         count = len(entry.links)
-        if (
-            any(link is not None for link in entry.links)
-            or sum(link is not None and link[0] == number for link in pattern.links) != count
-        ):
+        used = [link for link in pattern.links if link is not None and link[0] == number]
+        if any(entry.links) or len(used) != count:
             return None
         stored_of.update({(number, i): first + i for i in range(count)})
         first += count
@@ -261,12 +256,6 @@ def require_only_images_differ(cut: Cut, read: Read, shrink: ShortSide, index: i
     """Raise SplitError if smaller images change more of a finished sample than its images and masks.
 
     Boxes and points are in pixels of the original, and a size that a step returns is that of the image that it got.
-
-    Args:
-        cut: of the dataset.
-        read: of the sample.
-        shrink: makes its images smaller.
-        index: of the sample.
     """
     number = cut.known(read)
     if number is None:
@@ -311,11 +300,7 @@ ALWAYS_CHECKED = 16  # the first images: of a store that exists only a few sampl
 
 
 class OpenedFiles:
-    """Remember the files that a dataset's ``loader`` opens, and give their bytes in place of the images.
-
-    Args:
-        loader: opens a file, as that of torchvision's ImageFolder.
-    """
+    """Remember the files that a dataset's ``loader`` opens, and give their bytes in place of the images."""
 
     def __init__(self, loader: Any) -> None:
         self.loader = loader
@@ -331,13 +316,8 @@ class OpenedFiles:
     def leaves(self, pattern: Pattern, leaves: Sequence[Any], *, is_checked: bool) -> list[Any]:
         """Return the leaves of a sample with the bytes of the files of its images.
 
-        Args:
-            pattern: of the sample.
-            leaves: of the sample.
-            is_checked: decode the file and compare, also where it is an RGB image that nothing says to be turned.
-
-        Raises:
-            SplitError: an image is not what its file decodes to.
+        ``is_checked`` says to decode the file and compare, also where it is an RGB image that nothing says to be
+        turned. Raises SplitError for an image that is not what its file decodes to.
         """
         from memfeed.transforms.decode import decode
 

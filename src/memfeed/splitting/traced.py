@@ -19,6 +19,10 @@ from memfeed.splitting.leaves import leaves_of, take_apart
 
 ARRAY, AS_SUBCLASS = np.array, torch.Tensor.as_subclass
 """Functions of NumPy and torch that others stand for while a sample is recorded."""
+TAKEN_OUT = (
+    "the dataset takes a value out of its pipeline's result ({}), which cannot be made again for each epoch; compute "
+    "it in the pipeline, or from the batch"
+)
 
 
 class Recorder(Protocol):
@@ -47,9 +51,15 @@ def marked(leaf: Any, recording: Recorder) -> Any:
     if isinstance(leaf, np.ndarray) and not leaf.dtype.hasobject:
         return traced_array(leaf.view(np.ndarray).copy(), recording)
     if isinstance(leaf, torch.Tensor):
-        return _cloned(leaf)
+        if kind is not torch.Tensor and vars(leaf):  # such as the format of boxes
+            return copy.deepcopy(leaf)
+        with torch._C.DisableTorchFunction():
+            return AS_SUBCLASS(leaf.detach().clone(), kind)
     if is_pil(leaf):
-        return _traced_image(leaf, recording)
+        traced: Any = leaf.copy()
+        traced.__class__ = _traced_class(traced.__class__)
+        traced.__dict__["_recording"] = recording
+        return traced
     if kind not in _MARKED:
         return leaf
     value = _MARKED[kind](leaf)
@@ -66,7 +76,11 @@ def plain(value: Any) -> Any:
         return int(value) == 1
     if isinstance(value, MARKED):
         return class_of(value)(value)
-    return _untraced_image(value) if is_marked(value) else value
+    if not is_marked(value):
+        return value
+    image: Any = object.__new__(class_of(value))
+    image.__dict__.update({name: part for name, part in value.__dict__.items() if name != "_recording"})
+    return image.copy()
 
 
 class _MarkedInt(int):
@@ -130,13 +144,6 @@ def traced_array(array: Any, recording: Recorder) -> TracedArray:
     traced: TracedArray = array.view(TracedArray)
     traced._recording = recording
     return traced
-
-
-def _cloned(tensor: torch.Tensor) -> torch.Tensor:
-    if type(tensor) is not torch.Tensor and vars(tensor):  # such as the format of boxes
-        return copy.deepcopy(tensor)
-    with torch._C.DisableTorchFunction():
-        return AS_SUBCLASS(tensor.detach().clone(), type(tensor))
 
 
 class TracedArray(np.ndarray[Any, Any]):
@@ -204,10 +211,7 @@ def _refused(name: str) -> Callable[..., Any]:
     def method(self: Any, *args: Any, **kwargs: Any) -> Any:
         recording = self._recording
         if recording is not None and not recording.is_inside:
-            recording.refuse(
-                f"the dataset takes a value out of its pipeline's result ({name}), which cannot be made again for each "
-                "epoch; compute it in the pipeline, or from the batch"
-            )
+            recording.refuse(TAKEN_OUT.format(name))
         return function(self.view(np.ndarray), *args, **kwargs)
 
     return method
@@ -226,9 +230,6 @@ for _name in (
     setattr(TracedArray, _name, _refused(_name))
 
 
-# --- images of Pillow
-
-
 @functools.cache
 def _traced_class(cls: type) -> type:
     def load(self: Any) -> Any:
@@ -241,18 +242,3 @@ def _traced_class(cls: type) -> type:
         return cls.load(self)  # type: ignore[attr-defined]
 
     return type(cls.__name__, (cls,), {"load": load, "_stands_for": cls, "__module__": cls.__module__})
-
-
-def _traced_image(image: Any, recording: Recorder) -> Any:
-    traced = image.copy()
-    cls: Any = type(traced)
-    traced.__class__ = _traced_class(cls)
-    traced.__dict__["_recording"] = recording
-    return traced
-
-
-def _untraced_image(image: Any) -> Any:
-    cls: Any = class_of(image)
-    own = object.__new__(cls)
-    own.__dict__.update({name: value for name, value in image.__dict__.items() if name != "_recording"})
-    return own.copy()

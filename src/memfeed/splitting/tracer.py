@@ -312,15 +312,17 @@ class Unit:
 
 def _passes_on(frame: _Frame, result: Any) -> bool:
     """Return True if each step got what the one before returned, and the sequence added nothing at its ends."""
-    given = _as_result(*frame.given)
-    for _, _, _, arguments, made in frame.children:
-        if not _is_same_object(_as_result(*arguments), given):
+    args, kwargs = frame.given
+    given = skip(*args, **kwargs)
+    for _, _, _, (args, kwargs), made in frame.children:
+        if not _is_same_object(skip(*args, **kwargs), given):
             return False
         given = made
     return _is_same_object(result, given)
 
 
-def _as_result(args: Any, kwargs: Any) -> Any:
+def skip(*args: Any, **kwargs: Any) -> Any:
+    """Return the arguments as the next step gets them: stands in place of a step whose result is stored."""
     return kwargs or (args[0] if len(args) == 1 else args)
 
 
@@ -345,9 +347,6 @@ class StepAttributes:
     """The attributes of some steps, as they were when `note` was called. Both calls are made for each sample.
 
     For a method: the attributes of its object that its code names, or the code of the methods that it calls.
-
-    Args:
-        steps: callables.
     """
 
     def __init__(self, steps: Iterable[Any]) -> None:
