@@ -206,7 +206,5 @@ def _key(field: Field, targets: Mapping[Path, torch.Tensor]) -> Path | None:
 
     Tried in turn: its path, its name (a nested path joined by dots, as in a state_dict), the path that its name spells.
     """
-    for key in (field.path, (field.name,), tuple(field.name.split("."))):
-        if key in targets:
-            return key
-    return None
+    keys = field.path, (field.name,), tuple(field.name.split("."))
+    return next((key for key in keys if key in targets), None)

@@ -331,7 +331,7 @@ class ComputedColumn(Column):
         self.field, self.row_count = field, row_count
 
 
-_INTS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+INTS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 """Dtypes by their size in bytes. torch copies rows of these by an index, but none of uint16, uint64 or float8."""
 
 
@@ -344,7 +344,7 @@ class ConcatFixedColumn(ConcatColumn, ComputedColumn):
             if len(positions) == len(rows):
                 return part.gather_into(part_rows, out)  # type: ignore[no-any-return]
             here = part.gather_into(part_rows, out.new_empty(len(positions), *out.shape[1:]))
-            whole = _INTS.get(out.itemsize, out.dtype)
+            whole = INTS.get(out.itemsize, out.dtype)
             out.view(whole).index_copy_(0, torch.from_numpy(positions), here.view(whole))
         return out
 

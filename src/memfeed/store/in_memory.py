@@ -25,24 +25,25 @@ from memfeed.tables.table_column import TableColumn
 class Columns:
     """Columns in memory as a map-style dataset: ``len`` rows, each a sample of the columns' own structure.
 
-    Shares the memory of ``data``; copies nothing. ``tables`` are the columns of tables in it, by path.
+    ``parts`` are the columns in their containers, in the memory that was given; nothing is copied. ``tables`` are the
+    columns of tables among them, by path.
     """
 
-    def __init__(self, data: Any, row_count: int, tables: Mapping[Path, TableColumn]) -> None:
-        self._data, self._row_count, self.tables = data, row_count, tables
+    def __init__(self, parts: Any, row_count: int, tables: Mapping[Path, TableColumn]) -> None:
+        self.parts, self._row_count, self.tables = parts, row_count, tables
 
     def __len__(self) -> int:
         return self._row_count
 
     def __getitem__(self, row: int) -> Any:
-        return take_row(self._data, row)
+        return take_row(self.parts, row)
 
     def __getitems__(self, rows: Sequence[int]) -> list[Any]:
         """Return the samples of some rows; those of a run are read from tables together."""
         first, last = rows[0], rows[-1]
         if last - first != len(rows) - 1:
             return [self[row] for row in rows]
-        run = _map_columns(self._data, lambda column: column[first : last + 1])
+        run = _map_columns(self.parts, lambda column: column[first : last + 1])
         return [take_row(run, row) for row in range(len(rows))]
 
     @property
@@ -60,18 +61,13 @@ class Columns:
         return sorted({row for column in self.tables.values() for row in column.find_telling_rows()})
 
     @property
-    def parts(self) -> Any:
-        """The columns in their containers, in the memory that was given."""
-        return self._data
-
-    @property
     def types(self) -> tuple[type, ...]:
         """The record classes among the columns' containers."""
-        return types_of([self._data])
+        return types_of([self.parts])
 
     def leaves(self, structure: Node) -> list[Any]:
         """Return the columns, tensors or arrays of [n, ...], in the order of the leaves of ``structure``."""
-        return Flattener(structure)(self._data)
+        return Flattener(structure)(self.parts)
 
     def leaves_of_tables(self, structure: Node) -> list[Any] | None:
         """Return `leaves` if there is a table; None without one, or if its values are containers with leaves."""
@@ -93,7 +89,7 @@ class Columns:
                     f"column {display(path)}: found {what}; expected columns in memory, of numbers: make a store "
                     "first, memfeed.Loader(memfeed.cache(data, path))"
                 )
-        data = _map_columns(self._data, lambda column: column[:] if isinstance(column, TableColumn) else column)
+        data = _map_columns(self.parts, lambda column: column[:] if isinstance(column, TableColumn) else column)
         found = infer([self[0] if len(self) else map_leaves(_zero_row, data)])
         leaves = Flattener(found.structure)(data)
         tensors = [tensor for leaf in leaves if (tensor := values.as_tensor(leaf)) is not None]

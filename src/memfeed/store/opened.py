@@ -35,17 +35,13 @@ def open_store(path: str | os.PathLike[str], *, types: type | Iterable[type] = (
     store = Store(View(backing, as_types(types)))
     if backing.manifest is not None or backing.verify is not None or backing.row_count is None:
         return store
-    filled = _filled_rows(path, [backing.row_count, *_batch_of_a_row(store)])
+    # the batch_size of one row of a TensorDict, if a tensor shows it
+    dims = max(store.schema.structure.batch_dims, 0)
+    shown = next((field.shape[:dims] for field in store.schema if field.kind == "fixed"), ())
+    filled = _filled_rows(path, [backing.row_count, *(dim for dim in shown if dim is not None)])
     if filled is None or filled >= backing.row_count:
         return store
     return store.subset(np.arange(filled))  # a replay buffer that is not full yet
-
-
-def _batch_of_a_row(store: Store) -> list[int]:
-    """Return the batch_size of one row of a TensorDict; [] if no tensor shows it."""
-    dims = max(store.schema.structure.batch_dims, 0)
-    shown = next((field.shape[:dims] for field in store.schema if field.kind == "fixed"), ())
-    return [dim for dim in shown if dim is not None]
 
 
 def _filled_rows(root: Path, batch: Sequence[int]) -> int | None:

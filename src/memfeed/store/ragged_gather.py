@@ -15,12 +15,10 @@ from memfeed.schema import codec
 from memfeed.schema.codec import Int64Array
 from memfeed.schema.fields import HEAP_OF_BYTES
 from memfeed.schema.jagged import RaggedList, SharedOffsets, batch_shape, jagged_batches
-from memfeed.store.columns import Column
+from memfeed.store.columns import INTS, Column
 from memfeed.store.ragged import Located
 from memfeed.store.ragged_columns import RaggedRows
 from memfeed.system.buffers import Allocator, Fresh
-
-_SAME_SIZE = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64, 16: torch.complex128}
 
 
 def gather_jagged(
@@ -99,7 +97,7 @@ def _gather_flat(column: RaggedRows, located: Located, batch_size: int, allocato
 def _copy_side_by_side(column: RaggedRows, located: Located, batch_size: int, flat: torch.Tensor) -> None:
     """Copy rows into ``flat``, batch by batch; the rows of a batch are side by side along the dim that varies."""
     field, end = column.field, 0
-    dtype = _SAME_SIZE[field.itemsize]  # torch joins tensors of a few dtypes only
+    dtype = INTS.get(field.itemsize, field.torch_dtype)  # torch joins tensors of a few dtypes only
     for first in range(0, len(located.starts), batch_size):
         batch = located.part(slice(first, first + batch_size))
         shape = batch_shape(field, int(batch.dims[:, field.ragged_dim].sum()))

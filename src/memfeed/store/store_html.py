@@ -277,7 +277,7 @@ def _values(view: View) -> Iterator[Html]:
     cells = _Cells()
     rows = []
     for field, index in zip(view.schema.fields[:MOST_FIELDS], view.fields, strict=False):
-        rows.append((cut(field.name, NAME_WIDTH), cells.of(partial(_whole, view, index))))
+        rows.append((cut(field.name, NAME_WIDTH), cells.of(partial(lambda at: view.backing.column(at).whole, index))))
     yield table(("field", "value"), rows, "text")
     yield from more_fields(len(view.schema))
 
@@ -315,8 +315,3 @@ def _read_row(view: View, field_index: int, row: int) -> Any:
     if size > MOST_ROW_BYTES:
         return text(f"{column.field.describe()}: {format_bytes(size)}, not read here")
     return column.view_row(row)
-
-
-def _whole(view: View, field_index: int) -> Any:
-    """Return the value of a field without rows."""
-    return view.backing.column(field_index).whole

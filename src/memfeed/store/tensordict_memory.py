@@ -110,11 +110,9 @@ def _nested(value: torch.Tensor) -> Nested:
     rows = value.unbind(0)
     rank = value.dim() - 1
     dims = np.array([tuple(row.shape) for row in rows], np.int64).reshape(len(rows), rank)
-    flat = (
-        value.values().detach().cpu().reshape(-1)
-        if value.is_contiguous()
-        else torch.empty(0, dtype=value.dtype, device="cpu")
-    )
+    flat = torch.empty(0, dtype=value.dtype, device="cpu")
+    if value.is_contiguous():
+        flat = value.values().detach().cpu().reshape(-1)
     if flat.numel() != int(dims.prod(axis=1).sum()):  # a view of some of the rows
         flat = torch.cat([row.reshape(-1) for row in rows]).cpu() if rows else flat
     return Nested(flat, dtype_name(value.dtype), dims)
