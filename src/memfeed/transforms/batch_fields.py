@@ -192,12 +192,10 @@ def tensors(batch: Any, given: GivenNames | None = None) -> Iterator[BatchField]
 
 
 def mark_ragged(batch: Any, row_count: int, paths: Collection[Path] | None = None) -> Any:
-    """Return a batch with a RaggedList for each field that is a list of tensors.
+    """Return a batch of so many rows with a RaggedList for each field that is a list of tensors.
 
-    Args:
-        batch: of this many rows.
-        row_count: the number of its rows.
-        paths: of these fields; None to tell them by their shapes: the first dim of all other tensors is `row_count`.
+    ``paths`` are those of these fields; None tells them by their shapes: the first dim of all other tensors is
+    ``row_count``.
     """
     accessors, leaves, structure = flatten(batch, _is_tensor_list)
     for index, (accessor, leaf) in enumerate(zip(accessors, leaves, strict=True)):

@@ -169,10 +169,7 @@ class Mix(Transform):
             for field in tensors(batch)
             if isinstance(field.tensor, torch.Tensor)
             and field.tensor.shape[:1] == (n,)
-            and (
-                (field.tensor.ndim == 1 and not field.tensor.dtype.is_floating_point)
-                or (field.tensor.ndim == 2 and field.tensor.dtype.is_floating_point)
-            )
+            and field.tensor.ndim == (2 if field.tensor.dtype.is_floating_point else 1)
         ]
         if len(labels) != 1:
             raise TransformError(

@@ -58,13 +58,7 @@ def _turn_hue(red, green, blue, factor):
 
 @loop("void(uint8[:, ::1], int64[::1], float32[::1])")
 def recolor(planes, kinds, factors):
-    """Change the colours of an image in place.
-
-    Args:
-        planes: the image, [3, pixels].
-        kinds: of the changes, in their order.
-        factors: of the changes.
-    """
+    """Change the colours of an image, [3, pixels], in place: by changes of these kinds and factors, in this order."""
     red, green, blue = planes
     count = len(red)
     for kind, factor in zip(kinds, factors):  # noqa: B905  numba's zip knows no strict
