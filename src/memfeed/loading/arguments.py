@@ -85,7 +85,9 @@ def resolve(source: Source, given: Arguments) -> Reading:
     if source.is_filled:
         _require_no_other_transform(given.transform, store)
     weights = store.weights if isinstance(store, JoinedStore) else None
-    batch_size = _batch_size(given)
+    batch_size = None if given.batch_sampler is None else 1
+    if given.batch_size is not None:
+        batch_size = as_int("batch_size", given.batch_size, 1)
     check_arguments(given, batch_size, weights)
     last: LastRows = "drop" if given.drop_last else given.last or "repeat"
     user_sampler = given.user_sampler
@@ -285,12 +287,6 @@ def _collate(given: Arguments, store: Store) -> Callable[[Any], Any] | None:
             "fields out"
         )
     return graph_collater(follow_batch, exclude_keys)
-
-
-def _batch_size(given: Arguments) -> int | None:
-    if given.batch_size is not None:
-        return as_int("batch_size", given.batch_size, 1)
-    return None if given.batch_sampler is None else 1
 
 
 def _clock_and_name(

@@ -120,14 +120,10 @@ def pad_batch(batch: Any, padded: Sequence[PaddedField]) -> Any:
         parent[path[-1]], mask = pad_rows(jagged.values(), lengths, value, Fresh(), Fresh(), dim)
         parent[mask_name(path[-1])] = mask
         if isinstance(parent, dict):  # the order of the keys is that of a loader's batches
-            _move_after(parent, path[-1], mask_name(path[-1]))
+            keys = list(parent)
+            for key in keys[keys.index(path[-1]) + 1 : -1]:
+                parent[key] = parent.pop(key)
     return batch
-
-
-def _move_after(items: dict[Any, Any], key: Any, moved: Any) -> None:
-    later = [name for name in items if name != moved]
-    for name in later[later.index(key) + 1 :]:
-        items[name] = items.pop(name)
 
 
 def converter(kind: str) -> Callable[[Any], Any] | None:
@@ -323,12 +319,9 @@ class AsReturned:
 
     def _made(self, sample: Any) -> Any:
         leaves = Flattener(self._schema.structure)(sample)
-        made = [self._makers.get(f.path, _unchanged)(leaf) for f, leaf in zip(self._schema, leaves, strict=True)]
+        pairs = zip((self._makers.get(field.path) for field in self._schema), leaves, strict=True)
+        made = [leaf if make is None else make(leaf) for make, leaf in pairs]
         return assembler(self._schema.structure, self._types, batched=False)(made)
-
-
-def _unchanged(leaf: Any) -> Any:
-    return leaf
 
 
 def canvases_for(maker: SampleMaker, store: Store, leaves: Canvases) -> Canvases:

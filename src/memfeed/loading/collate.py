@@ -91,7 +91,7 @@ class Collate:
         if samples.store is not self._store:
             self._plan(samples.store)
         keys, device = self._keys(torch.from_numpy(samples.ids)), check_device(self.device)
-        bound: Bound = self._bound or _as_it_is
+        bound: Bound = self._bound or (lambda batch, _: batch)
         if self._finish is not None:
             batch = self._finish(bound(samples.batch, keys), samples.canvases)
         elif self.collate_fn is not None:
@@ -150,10 +150,6 @@ class Collate:
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_bound": None, "_one_row": None, "_finish": None, "_store": None}
-
-
-def _as_it_is(batch: Any, _: object) -> Any:
-    return batch
 
 
 class LoaderCollate(Collate):

@@ -133,25 +133,24 @@ class Epochs:
 
     def stats(self) -> Stats:
         """See `Loader.stats`."""
-        progress, store, reader = self.progress, self._reading.store, self.reader
-        plan = reader.plan
+        progress, reader = self.progress or EpochProgress(), self.reader
+        store, plan = self._reading.store, reader.plan
         gathered = 0 if plan is None else plan.maker.gather.bytes - self.gathered_before
         columns = store._view.columns if plan is None else plan.placement.columns
         not_yet = [ColumnPlacement("mapped", "no epoch has begun")] * len(columns)
         placements = not_yet if plan is None else plan.placement.placements
-        seconds = 0.0 if progress is None else progress.seconds
-        samples, batches = (0, 0) if progress is None else (progress.samples, progress.batches)
+        seconds, samples, batches = progress.seconds, progress.samples, progress.batches
         # the first batch of an epoch has no clock before it
         timed = samples * (batches - 1) / batches if batches > 1 else 0.0
         return Stats(
-            epoch=None if progress is None else progress.epoch,
+            epoch=None if self.progress is None else progress.epoch,
             batches=batches,
             samples=samples,
             seconds=seconds,
             samples_per_second=timed / seconds if seconds else 0.0,
             bytes=gathered,
             bytes_per_second=gathered * timed / samples / seconds if seconds and samples else 0.0,
-            wait_share=progress.wait_seconds / seconds if progress is not None and seconds else 0.0,
+            wait_share=progress.wait_seconds / seconds if seconds else 0.0,
             columns={
                 column.field.name: column.kept_in if one.where == "mapped" else one.where
                 for column, one in zip(columns, placements, strict=True)

@@ -49,13 +49,9 @@ class HostLabels:
     def known_to_transforms(
         self, labels: KnownLabels, ids: Int64Array, rows: Int64Array, batch: Any
     ) -> AbstractContextManager[None]:
-        """Return a context in which the transforms of ``batch`` have its labels checked here.
+        """Return a context in which the transforms of ``batch``, on the device, have its labels checked here.
 
-        Args:
-            labels: of the batch, those that are known.
-            ids: its rows in the base store.
-            rows: its rows as the loader counts them.
-            batch: on the device.
+        ``labels`` are those that are known, ``ids`` its rows in the base store, ``rows`` as the loader counts them.
         """
         from memfeed.transforms.mix import labels_checked_by
 

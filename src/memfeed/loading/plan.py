@@ -128,17 +128,11 @@ def make_plan(
     threads = Threads()
     gather = Gather(placement.columns, allocators, on_device, pad, views, threads)
     is_filling = store._view.supply is not None  # then no batch waits for the rows of the next ones
-    at_once = (
-        1
-        if settings.by_length or is_filling or decoders
-        else (
-            gather.batches_at_once(settings.rows_a_batch)
-            if streams is None
-            else _batches_a_copy(gather, placement, settings.rows_a_batch, streams)
-        )
-    )
+    at_once, size = 1, settings.rows_a_batch
+    if not (settings.by_length or is_filling or decoders):
+        at_once = gather.batches_at_once(size) if streams is None else _batches_a_copy(gather, placement, size, streams)
     # the rows of several batches are planned together, also where each batch has a gather of its own
-    planned = TASK_BYTES // max(gather.row_bytes * settings.rows_a_batch, 1)
+    planned = TASK_BYTES // max(gather.row_bytes * size, 1)
     assemble = _assembler(store, settings)
     stages = build_stages(
         assemble, _user_stages(store, settings, threads, bool(views)), transfer, store.schema.structure

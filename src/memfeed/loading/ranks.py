@@ -96,14 +96,9 @@ def joined_world_size() -> int:
 
 
 def present_ranks() -> tuple[int, int]:
-    """Return rank and world size of this process: those of torch.distributed, else the launcher's."""
+    """Return rank and world size of this process: those of torch.distributed, else of torchrun or accelerate."""
     if is_joined():
         return torch.distributed.get_rank(), torch.distributed.get_world_size()
-    return _launched_ranks()
-
-
-def _launched_ranks() -> tuple[int, int]:
-    """Return the ranks that torchrun or accelerate gave to this process, before torch.distributed is initialised."""
     rank, world_size = os.environ.get("RANK", ""), os.environ.get("WORLD_SIZE", "")
     launched = "LOCAL_RANK" in os.environ or "TORCHELASTIC_RUN_ID" in os.environ
     if not launched or not rank.isdigit() or not world_size.isdigit() or not int(rank) < int(world_size):

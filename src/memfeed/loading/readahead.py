@@ -104,7 +104,7 @@ class ReadAhead:
         byte, address = bytearray(1), part.column.address
         try:
             fd = self._open(part.column.path)
-            for at in (int(start), int(start + length) - 1):
+            for at in (start, start + length - 1):
                 if not in_page_cache(address + at) or os.preadv(fd, [byte], at, os.RWF_NOWAIT) != 1:
                     return False
         except BlockingIOError:

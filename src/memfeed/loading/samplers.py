@@ -115,7 +115,7 @@ _FOLLOWED: weakref.WeakSet[FollowedSamplers] = weakref.WeakSet()
 
 
 def _record_calls(kind: type) -> bool:
-    """Let ``set_epoch`` of a class tell `_note_call` of its calls. Return False for a class that cannot be changed.
+    """Let ``set_epoch`` of a class tell `_FOLLOWED` of its calls. Return False for a class that cannot be changed.
 
     The method of the class is replaced, and not an attribute of the sampler: that would go into pickles and copies of
     the sampler, and a copy would then set the epoch of the first one.
@@ -130,7 +130,8 @@ def _record_calls(kind: type) -> bool:
     @functools.wraps(method)
     def set_epoch(sampler: Any, *args: Any, **options: Any) -> Any:
         result = method(sampler, *args, **options)
-        _note_call(sampler, next(iter((*args, *options.values())), None))  # after those that it makes itself
+        for one in list(_FOLLOWED):  # after those that it makes itself
+            one.note_call(sampler, next(iter((*args, *options.values())), None))
         return result
 
     set_epoch.is_recorded = True  # type: ignore[attr-defined]
@@ -139,11 +140,6 @@ def _record_calls(kind: type) -> bool:
     except (AttributeError, TypeError):
         return False
     return True
-
-
-def _note_call(sampler: Any, epoch: Any) -> None:
-    for one in list(_FOLLOWED):
-        one.note_call(sampler, epoch)
 
 
 def _has_epochs(sampler: Any) -> bool:

@@ -179,9 +179,7 @@ class Settings:
         """
         if self.rank is not None and self.world_size is not None:
             return self.rank, self.world_size
-        if not self.has_own_order:
-            return 0, 1
-        return present_ranks()
+        return present_ranks() if self.has_own_order else (0, 1)
 
     def shards(self, count: int) -> RankShards:
         """Return the share of this rank in an epoch of ``count`` rows (``by_length``: batches), as ranks are now."""

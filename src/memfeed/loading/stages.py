@@ -10,7 +10,7 @@ made: in a thread, and on a GPU within the side stream.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, NamedTuple
@@ -211,10 +211,7 @@ def _collate(collate: CollateSamples, draft: Draft) -> None:
 
 
 def _transform(transform: Bound, draft: Draft) -> None:
-    if draft.labels is None:
-        draft.value = transform(draft.value, draft.keys)
-        return
-    with draft.labels(draft.value):
+    with nullcontext() if draft.labels is None else draft.labels(draft.value):
         draft.value = transform(draft.value, draft.keys)
 
 
