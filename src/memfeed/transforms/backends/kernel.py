@@ -106,7 +106,8 @@ def _run_or_fall_back(
         return image
     image = image.as_subclass(torch.Tensor)
     bits = None if image.dtype in COPIED or affine is not None or erased is not None else BITS.get(image.dtype.itemsize)
-    if bits is not None and _only_moves(sampled) and (window is None or window.fill == 0):
+    only_moves = sampled is None or (sampled.mode.startswith("nearest") and not np.any(getattr(sampled, "fill", 0)))
+    if bits is not None and only_moves and (window is None or window.fill == 0):
         moved = _run_or_fall_back(image.view(bits), sampled, window, None, None, memory_format)
         return moved.view(image.dtype)
     if sampled is not None:
@@ -119,11 +120,6 @@ def _run_or_fall_back(
     image = image if window is None else window.all(image)
     image = image if affine is None else Scaled(affine).all(image)
     return image if erased is None else erased.all(image)
-
-
-def _only_moves(sampled: sampling.Sampled | None) -> bool:
-    """Return True if no value is computed, and 0 is filled in."""
-    return sampled is None or (sampled.mode.startswith("nearest") and not np.any(getattr(sampled, "fill", 0)))
 
 
 def fits(image: torch.Tensor, window: Window | None, affine: Affine | None, erased: Erased | None = None) -> bool:
