@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import struct
 import zipfile
 from pathlib import Path
@@ -57,8 +56,6 @@ def _is_consolidated(path: Path) -> bool:
 
 
 def _bytes(path: Path, begin: int, size: int) -> bytes:
-    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    try:
-        return os.pread(fd, size, begin)
-    finally:
-        os.close(fd)
+    with open(path, "rb") as file:
+        file.seek(begin)
+        return file.read(size)
