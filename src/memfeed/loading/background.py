@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import atexit
 import os
 import queue
 import threading
@@ -14,6 +13,7 @@ from typing import Any, Generic, TypeVar
 
 from memfeed.errors import LoaderError
 from memfeed.system import openmp
+from memfeed.system.threads import end_at_exit
 
 PAUSED = (
     "found next() within paused(), and no batch that is ready; expected the loop to go on after the block, in which "
@@ -27,6 +27,7 @@ class PausedError(LoaderError):
 
 
 PATIENCE_SECONDS = 0.5  # how often a waiting side checks that the other is alive
+EXIT_SECONDS = 5.0  # that the end of the interpreter waits for a thread
 
 
 class Pause:
@@ -88,7 +89,12 @@ os.register_at_fork(after_in_child=_after_fork)
 
 
 class _Link:
-    """The state that reader and thread share. The thread holds only this, so that dropping the reader ends it."""
+    """The state that reader and thread share. The thread holds only this, so that dropping the reader ends it.
+
+    It is a `ThreadedWork`: the thread ends before the interpreter does.
+    """
+
+    thread: threading.Thread
 
     def __init__(self, limit: float) -> None:
         self.changed = threading.Condition(threading.Lock())
@@ -103,6 +109,14 @@ class _Link:
         # no lock: the garbage collector may call this from within a locked section of the same thread
         self.stopped = True
         self.wake.put(None)
+
+    def release(self, *, at_exit: bool = False) -> None:
+        """See `ThreadedWork`."""
+        self.stop()
+
+    def join(self) -> None:
+        """See `ThreadedWork`."""
+        self.thread.join(EXIT_SECONDS)
 
     def make_room(self) -> None:
         """Let the thread see that there may be room. The caller holds the lock."""
@@ -136,13 +150,14 @@ class Background(Generic[T]):
         weight: Callable[[T], float] = lambda item: 1,
         pause: Pause | None = None,
     ) -> None:
-        self._link, self._pid, self._pause = _Link(limit), os.getpid(), pause
+        self._link, self._pause = _Link(limit), pause
         working = nullcontext if pause is None else pause.working
         arguments = (self._link, source, weight, working)
         self._thread = threading.Thread(target=_produce, args=arguments, name="memfeed", daemon=True)
+        self._link.thread = self._thread
         weakref.finalize(self, self._link.stop).atexit = False
         self._thread.start()
-        _running.add(self._thread, self._link)
+        end_at_exit(self._link)
 
     @property
     def limit(self) -> float:
@@ -236,28 +251,3 @@ def made_ahead(items: Iterator[T], count: int) -> Iterator[T]:
             yield held.popleft()
     while held:
         yield held.popleft()
-
-
-class _Running:
-    """The running threads. They end before the interpreter exits, because a thread inside torch would abort it."""
-
-    def __init__(self) -> None:
-        self._threads: weakref.WeakKeyDictionary[threading.Thread, _Link] = weakref.WeakKeyDictionary()
-        self._registered = False
-
-    def add(self, thread: threading.Thread, link: _Link) -> None:
-        if not self._registered:
-            atexit.register(self._end)
-            self._registered = True
-        self._threads[thread] = link
-
-    def _end(self) -> None:
-        threads = list(self._threads.items())
-        for _, link in threads:
-            link.stop()
-        for thread, _ in threads:
-            if thread.is_alive():
-                thread.join(5)
-
-
-_running = _Running()
