@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from memfeed.system.code_content import content_of
+from memfeed.system.code_content import content_of, names_used
 
 
 def said(text, file="<one>", lines=0):
@@ -38,3 +38,11 @@ def test_the_order_of_a_set_does_not_count():
     }
     assert len(found) == 1
     assert b"frozenset" in found.pop()
+
+
+def test_the_names_of_functions_inside_count():
+    def outer(x):
+        return sorted(x, key=lambda y: os.fspath(y.path))
+
+    assert {"sorted", "os", "fspath", "path"} <= set(names_used(outer.__code__))
+    assert "y" not in set(names_used(outer.__code__))  # a variable of its own

@@ -12,7 +12,6 @@ import re
 import sys
 import sysconfig
 import types
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -20,7 +19,7 @@ import torch
 
 from memfeed.errors import SchemaError
 from memfeed.schema import values
-from memfeed.system.code_content import content_of
+from memfeed.system.code_content import content_of, names_used
 
 _LIBRARIES = tuple({sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib")})
 _INSTALLED = re.compile(r"[/\\](site|dist)-packages[/\\]")  # also of a user, of Debian, and of another environment
@@ -178,7 +177,7 @@ class _Hash:
             self.add(name)
             self.reads.add(cell, name, content, function.__code__)
             self.value(content, f"`{name}`, which {function.__qualname__} uses", depth)
-        names = sorted(set(_names(function.__code__)))
+        names = sorted(set(names_used(function.__code__)))
         for name in names:
             if name in function.__globals__:
                 found = function.__globals__[name]
@@ -244,14 +243,6 @@ def _set_by(code: types.CodeType) -> frozenset[str]:
     """Return the names of other scopes that a function, or one inside it, assigns."""
     found = {one.argval for one in dis.get_instructions(code) if one.opname in ("STORE_GLOBAL", "STORE_DEREF")}
     return frozenset(found.union(*(_set_by(one) for one in code.co_consts if isinstance(one, types.CodeType))))
-
-
-def _names(code: types.CodeType) -> Iterator[str]:
-    """Yield the names that a function and the functions inside it read."""
-    yield from code.co_names
-    for constant in code.co_consts:
-        if isinstance(constant, types.CodeType):
-            yield from _names(constant)
 
 
 def _is_of_library(path: str) -> bool:

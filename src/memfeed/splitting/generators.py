@@ -25,6 +25,7 @@ import torch
 
 from memfeed.errors import MemfeedError
 from memfeed.store.store import Store
+from memfeed.system.code_content import names_used
 
 State = Any
 _DEEPEST = 13
@@ -276,14 +277,6 @@ def is_generator(value: Any) -> bool:
 def is_installed(function: types.FunctionType) -> bool:
     """Return True for a function of a library: its generators are attributes of its objects and classes."""
     return function.__code__.co_filename.startswith((*LIBRARIES, "<frozen"))  # as collections.abc is
-
-
-def names_used(code: types.CodeType) -> Iterator[str]:
-    """Yield the names that code uses, with those of the functions inside it."""
-    yield from code.co_names
-    for constant in code.co_consts:
-        if isinstance(constant, types.CodeType):
-            yield from names_used(constant)
 
 
 def kept_draw(index: int) -> str:

@@ -13,11 +13,12 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from memfeed.schema.compare import equal
-from memfeed.splitting.generators import Generators, is_generator, names_used
+from memfeed.splitting.generators import Generators, is_generator
 from memfeed.splitting.leaves import copied, copied_tree, take_apart
 from memfeed.splitting.places import Key
 from memfeed.splitting.recording import Entry, Node, Recording
 from memfeed.splitting.traced import plain
+from memfeed.system.code_content import names_used
 
 Path = tuple[Key, ...]
 Name = tuple[int, Path]

@@ -1,8 +1,9 @@
-"""What the code of a function says, to be hashed."""
+"""What the code of a function says, to be hashed, and the names that it uses."""
 
 from __future__ import annotations
 
 import types
+from collections.abc import Iterator
 from typing import Any
 
 
@@ -22,3 +23,11 @@ def _constant(value: Any) -> Any:
     if isinstance(value, frozenset):  # its order differs from process to process
         return "frozenset", sorted(repr(_constant(one)) for one in value)
     return value
+
+
+def names_used(code: types.CodeType) -> Iterator[str]:
+    """Yield the names that code uses, with those of the functions inside it."""
+    yield from code.co_names
+    for constant in code.co_consts:
+        if isinstance(constant, types.CodeType):
+            yield from names_used(constant)
