@@ -87,8 +87,8 @@ class Facts(Dataset[Any]):
         """The steps that `cache(split=True)` left out of the pipeline, as one transform of batches; None without steps.
 
         A `Loader` without ``transform=`` applies it, before a ``collate_fn`` gets the samples; ``store[i]`` is the
-        sample before it. StoreError if steps of it
-        are functions of the dataset's own, which a store cannot hold: `cache(dataset, path, split=True)` has them.
+        sample before it. StoreError if steps of it are functions of the dataset's own, which a store cannot hold:
+        `cache(dataset, path, split=True)` has them.
         """
         own = self._backing.transform
         if own is not None:

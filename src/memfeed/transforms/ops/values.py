@@ -13,7 +13,7 @@ from memfeed.errors import TransformError
 from memfeed.transfer.packing import upload
 from memfeed.transforms.batch_fields import On
 from memfeed.transforms.operation import DrawUniform
-from memfeed.transforms.params.value_changes import Affine, Mapped
+from memfeed.transforms.params.value_changes import Affine, Mapped, largest_value
 from memfeed.transforms.transform import ImageTransform, Transform
 
 
@@ -43,14 +43,14 @@ class ToDtype(Transform):
 
     def make_params(self, shape: torch.Size, dtype: torch.dtype, uniform: DrawUniform) -> Affine:
         """Draw nothing."""
-        largest = _largest(dtype) if self.scale else 1
+        largest = largest_value(dtype) if self.scale else 1
         if largest == 1:
             return Affine(self.dtype)
         return Affine(self.dtype, scale=(1 / largest,) * shape[1], shift=(0.0,) * shape[1])
 
     def transform(self, image: torch.Tensor, params: Affine) -> torch.Tensor:
         """Cast images [n, c, h, w], then divide them."""
-        largest = _largest(image.dtype) if self.scale else 1
+        largest = largest_value(image.dtype) if self.scale else 1
         image = image.to(self.dtype)
         return image if largest == 1 else image / largest
 
@@ -101,7 +101,7 @@ class Normalize(Transform):
                 f"images have {shape[1]} channels, mean and std {len(self.mean)} values; "
                 "expected one value per channel; give as many, and see that channels come before height and width"
             )
-        largest = _largest(dtype)
+        largest = largest_value(dtype)
         return Affine(
             dtype if dtype.is_floating_point else torch.float32,
             scale=tuple(1 / (largest * std) for std in self.std),
@@ -110,17 +110,12 @@ class Normalize(Transform):
 
     def transform(self, image: torch.Tensor, params: Affine) -> torch.Tensor:
         """Scale images [n, c, ...] to [0, 1], subtract the mean, divide by the std."""
-        largest = _largest(image.dtype)
+        largest = largest_value(image.dtype)
         image = image.to(params.dtype) / largest
         ones = [1] * (image.ndim - 2)
         mean = upload(torch.tensor(self.mean, dtype=image.dtype, device="cpu"), image.device).view(-1, *ones)
         std = upload(torch.tensor(self.std, dtype=image.dtype, device="cpu"), image.device).view(-1, *ones)
         return (image - mean) / std
-
-
-def _largest(dtype: torch.dtype) -> int:
-    """Return the divisor that maps images of `dtype` to [0, 1]; 1 for floats, which are expected there."""
-    return 1 if dtype.is_floating_point else torch.iinfo(dtype).max
 
 
 COMPILED_ON = ("cuda",)

@@ -199,7 +199,7 @@ def _saturation(image: torch.Tensor, factor: torch.Tensor) -> torch.Tensor:
 
 def _hue(image: torch.Tensor, factor: torch.Tensor) -> torch.Tensor:
     """Turn the hue, with hue, saturation and value (https://en.wikipedia.org/wiki/HSL_and_HSV#HSV_to_RGB_alternative)."""
-    largest = 1.0 if image.dtype.is_floating_point else torch.iinfo(image.dtype).max
+    largest = largest_value(image.dtype)
     rgb = image.to(torch.float32) / largest
     value, least = rgb.amax(-3, keepdim=True), rgb.amin(-3, keepdim=True)
     chroma = value - least
@@ -240,8 +240,12 @@ def _gray(image: torch.Tensor) -> torch.Tensor:
 
 def _like(values: torch.Tensor, image: torch.Tensor) -> torch.Tensor:
     """Clip `values` to the range of the image's dtype, and cast them to it."""
-    largest = 1.0 if image.dtype.is_floating_point else torch.iinfo(image.dtype).max
-    return values.clamp(0, largest).to(image.dtype)
+    return values.clamp(0, largest_value(image.dtype)).to(image.dtype)
+
+
+def largest_value(dtype: torch.dtype) -> int:
+    """Return the divisor that maps images of `dtype` to [0, 1]; 1 for floats, which are expected there."""
+    return 1 if dtype.is_floating_point else torch.iinfo(dtype).max
 
 
 @dataclass(frozen=True, eq=False)
