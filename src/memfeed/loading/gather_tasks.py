@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import torch
@@ -22,7 +22,7 @@ from torch.utils.data import DistributedSampler, default_collate
 
 from memfeed.errors import LoaderError, RowError, brief
 from memfeed.loading.host_labels import HostLabels, KnownLabels
-from memfeed.loading.placement import Placement
+from memfeed.loading.placement import DeviceDecoder, Placement
 from memfeed.loading.position import Position, SamplerPosition
 from memfeed.loading.samplers import SamplerGenerators, parts_of
 from memfeed.loading.stages import Arrival, Draft, Stages
@@ -33,10 +33,6 @@ from memfeed.random import Keys
 from memfeed.schema.codec import Int64Array
 from memfeed.store.gather import Gather, split
 from memfeed.transfer.transfer import Lag, Transfer
-
-if TYPE_CHECKING:
-    from memfeed.loading.placement import DeviceDecoder
-
 
 BaseRows = Callable[[Int64Array], Int64Array]
 LastBatch = Literal["keep", "drop", "pad"]

@@ -328,15 +328,6 @@ def _arranged(image: torch.Tensor, layout: str) -> torch.Tensor:
     return image[0] if layout == "hw" else image
 
 
-def decoders_of(columns: Sequence[Column], places: Sequence[str], device: torch.device) -> dict[int, DeviceDecoder]:
-    """Return the decoders of the columns that are decoded on ``device``, by field index."""
-    return {
-        index: DeviceDecoder(column, device)
-        for index, (column, where) in enumerate(zip(columns, places, strict=True))
-        if where == "nvjpeg" and isinstance(column, CodedColumn)
-    }
-
-
 def check_decoded(columns: Sequence[Column], requests: Sequence[str], device: torch.device | None) -> None:
     """Raise LoaderError for "nvjpeg" among ``requests`` where the rows of that column cannot be decoded on ``device``.
 

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from torch.utils.data import default_convert
@@ -25,10 +25,10 @@ from memfeed.loading.host_labels import host_labels
 from memfeed.loading.placement import (
     RESIDENT,
     ColumnPlacement,
+    DeviceDecoder,
     FreeMemory,
     Placement,
     choose,
-    decoders_of,
     place,
 )
 from memfeed.loading.readahead import ReadAhead
@@ -36,6 +36,7 @@ from memfeed.loading.settings import Settings
 from memfeed.loading.stages import UserStages, build_stages, holds
 from memfeed.schema.codec import Int64Array
 from memfeed.schema.fields import Node
+from memfeed.store.coded_columns import CodedColumn
 from memfeed.store.columns import Column
 from memfeed.store.gather import MOST_AT_ONCE, Gather
 from memfeed.store.store import Store
@@ -43,9 +44,6 @@ from memfeed.system.buffers import Pool
 from memfeed.system.share import Threads
 from memfeed.transfer.streams import Streams
 from memfeed.transfer.transfer import StreamTransfer, Transfer
-
-if TYPE_CHECKING:
-    from memfeed.loading.placement import DeviceDecoder
 
 TASK_BYTES, TASK_BATCHES = 16 << 20, 32
 # to start a copy takes some 50 microseconds of Python, in which a GPU moves this much over the bus, or in its own
@@ -111,9 +109,11 @@ def make_plan(
     else:
         placement = Placement(placements, store._view.columns, {}, {})
     transfer = Transfer(settings.device) if streams is None else StreamTransfer(streams, placement.tables)
-    decoders: Mapping[int, DeviceDecoder] = {}
-    if streams is not None and any(one.where == "nvjpeg" for one in placements):
-        decoders = decoders_of(placement.columns, [one.where for one in placement.placements], streams.device)
+    decoders = {
+        index: DeviceDecoder(column, streams.device)
+        for index, (column, one) in enumerate(zip(placement.columns, placement.placements, strict=True))
+        if streams is not None and one.where == "nvjpeg" and isinstance(column, CodedColumn)
+    }
     on_device = {*placement.tables, *decoders}
     pad = {one.field_index: one.value for one in settings.padded}
     row_bytes = [

@@ -20,7 +20,7 @@ from memfeed.schema.names import Name, Names, decode_key
 from memfeed.store import bulk
 from memfeed.store.facts import Facts
 from memfeed.store.gather import ReadSamples, all_rows
-from memfeed.store.lengths import row_lengths
+from memfeed.store.lengths import Fill, row_lengths
 from memfeed.store.ragged_gather import RaggedView
 from memfeed.store.view import View, many_rows, one_row, part_lengths
 from memfeed.system.messages import say_once
@@ -31,7 +31,6 @@ if TYPE_CHECKING:
     from tensordict import TensorDictBase
 
     from memfeed.store.backing import Backing
-    from memfeed.store.lengths import Fill
 
 
 class Store(Facts):
