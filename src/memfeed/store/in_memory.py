@@ -107,29 +107,24 @@ def _zero_row(column: Any) -> Any:
 
 
 def _map_columns(data: Any, function: Callable[[Any], Any]) -> Any:
-    """Return ``data`` with ``function`` of each column in place of it; a TensorDict is one column."""
+    """Return ``data`` with ``function`` of each column in place of it. A list is one column, and so is a TensorDict."""
+    if data is None:  # of a sample that has None there: no column
+        return None
+    if isinstance(data, np.ndarray | torch.Tensor) or hasattr(data, "batch_dims"):  # a TensorDict or tensorclass
+        return function(data)
     if isinstance(data, tuple):
         parts = [_map_columns(part, function) for part in data]
         return type(data)(*parts) if hasattr(data, "_fields") else tuple(parts)
-    if isinstance(data, Mapping) and not is_a(data, "tensordict", "TensorDictBase"):
+    if isinstance(data, Mapping):
         return {key: _map_columns(part, function) for key, part in data.items()}
+    if names := record_names(type(data)):
+        return type(data)(*(_map_columns(getattr(data, name), function) for name in names))
     return function(data)
 
 
 def take_row(value: Any, row: int) -> Any:
-    """Return one row of columns, or of a batch of dataclass instances, as a sample. A list is one column."""
-    if value is None:  # of a sample that has None there: no column
-        return None
-    if isinstance(value, np.ndarray | torch.Tensor) or hasattr(value, "batch_dims"):  # a TensorDict or tensorclass
-        return value[row]
-    if isinstance(value, tuple):
-        parts = [take_row(part, row) for part in value]
-        return type(value)(*parts) if hasattr(value, "_fields") else tuple(parts)
-    if isinstance(value, Mapping):
-        return {key: take_row(part, row) for key, part in value.items()}
-    if names := record_names(type(value)):
-        return type(value)(*(take_row(getattr(value, name), row) for name in names))
-    return value[row]
+    """Return one row of columns, or of a batch of dataclass instances, as a sample."""
+    return _map_columns(value, lambda column: column[row])
 
 
 def as_columns(data: Any) -> Columns | None:
