@@ -71,12 +71,9 @@ class InSlots:
 class Once(type):
     """Refuses a second class of one name, as registries do."""
 
-    names = set()
-
     def __new__(cls, name, bases, namespace):
-        if name in cls.names:
+        if any(one.__name__ == name for one in bases):
             raise KeyError(name)
-        cls.names.add(name)
         return super().__new__(cls, name, bases, namespace)
 
 

@@ -236,8 +236,9 @@ def _brief(value: Any) -> str:
 def settings_of(dataset: Any, places: Sequence[CallablePlace] = ()) -> dict[str, Any]:
     """Return the numbers, text and classes of the pipelines of a dataset, and of those inside it, by their paths.
 
-    A pipeline is any attribute that can be called, or a list of such; or one of a module that methods name. Of a function these are its code and what it
-    closes over. What a step keeps for itself, with a name that begins with ``_``, and generators are left out.
+    A pipeline is any attribute that can be called, a list of such, or one of a module that methods name. Of a function
+    these are its code and what it closes over. What a step keeps for itself, with a name that begins with ``_``, and
+    generators are left out.
 
     Args:
         dataset: any.

@@ -32,9 +32,8 @@ def with_names(owner: Any, values: Mapping[GlobalName, Any]) -> None:
     """Let the methods of an object find these values by these names. Raise SplitError for a class that forbids it."""
     cls = type(owner)
     try:
-        if any(
-            vars(one).keys() & {"__reduce__", "__reduce_ex__"} or vars(one).get("__slots__") for one in cls.__mro__[:-1]
-        ):
+        own = [name for one in cls.__mro__[:-1] for name, value in vars(one).items() if name != "__slots__" or value]
+        if {"__reduce__", "__reduce_ex__", "__slots__"} & {*own}:
             raise TypeError("it has __slots__, or says itself how it is pickled")
         owner.__class__ = _class_with(cls, dict(values))
     except Exception as error:  # a metaclass may raise anything

@@ -101,9 +101,11 @@ class Marked:
         function = getattr(self._original, "__func__", None)
         if function is None or isinstance(self._original.__self__, type):
             return self
-        own = getattr(type(owner), function.__name__, None)
-        if getattr(own, "__code__", None) is function.__code__:  # it finds other names, see `with_names`
-            function = own
+        own: Any = getattr(type(owner), function.__name__, None)
+        if isinstance(own, types.FunctionType) and own.__code__ is function.__code__:
+            function = (
+                own if own.__closure__ is function.__closure__ else function
+            )  # it finds other names, `with_names`
         return Marked(self._tracer, self._name, function.__get__(owner), self._original)
 
     def __reduce__(self) -> Any:
