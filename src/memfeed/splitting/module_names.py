@@ -32,8 +32,8 @@ def with_names(owner: Any, values: Mapping[GlobalName, Any]) -> None:
     """Let the methods of an object find these values by these names. Raise SplitError for a class that forbids it."""
     cls = type(owner)
     try:
-        own = [name for one in cls.__mro__[:-1] for name, value in vars(one).items() if name != "__slots__" or value]
-        if {"__reduce__", "__reduce_ex__", "__slots__"} & {*own}:
+        has = {name for one in cls.__mro__[:-1] for name, value in vars(one).items() if value}
+        if not has.isdisjoint(("__reduce__", "__reduce_ex__", "__slots__")):
             raise TypeError("it has __slots__, or says itself how it is pickled")
         owner.__class__ = _class_with(cls, dict(values))
     except Exception as error:  # a metaclass may raise anything
@@ -41,6 +41,14 @@ def with_names(owner: Any, values: Mapping[GlobalName, Any]) -> None:
             f"found {', '.join(name for _, name in values)} in a variable of a module, and no class like {cls.__name__} "
             f"can be made that finds another one there ({error}); expected it in an attribute of the dataset"
         ) from error
+
+
+def own_method(owner: Any, function: types.FunctionType) -> types.FunctionType:
+    """Return a method of a class as an object of it has it: with other names, see `with_names`."""
+    own = getattr(type(owner), function.__name__, None)
+    if not isinstance(own, types.FunctionType) or own.__code__ is not function.__code__:
+        return function
+    return own if own.__closure__ is function.__closure__ else function
 
 
 class _Globals(dict[str, Any]):

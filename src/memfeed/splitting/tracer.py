@@ -15,6 +15,7 @@ import numpy as np
 from memfeed.schema.compare import equal
 from memfeed.splitting.generators import Generators, is_generator
 from memfeed.splitting.leaves import copied, copied_tree, take_apart
+from memfeed.splitting.module_names import own_method
 from memfeed.splitting.places import Key
 from memfeed.splitting.recording import Entry, Node, Recording
 from memfeed.splitting.traced import plain
@@ -101,11 +102,7 @@ class Marked:
         function = getattr(self._original, "__func__", None)
         if function is None or isinstance(self._original.__self__, type):
             return self
-        own: Any = getattr(type(owner), function.__name__, None)
-        if isinstance(own, types.FunctionType) and own.__code__ is function.__code__:
-            function = (
-                own if own.__closure__ is function.__closure__ else function
-            )  # it finds other names, `with_names`
+        function = own_method(owner, function)
         return Marked(self._tracer, self._name, function.__get__(owner), self._original)
 
     def __reduce__(self) -> Any:
