@@ -38,8 +38,9 @@ def with_names(owner: Any, values: Mapping[GlobalName, Any]) -> None:
         owner.__class__ = _class_with(cls, dict(values))
     except Exception as error:  # a metaclass may raise anything
         raise SplitError(
-            f"found {', '.join(name for _, name in values)} in a variable of a module, and no class like {cls.__name__} "
-            f"can be made that finds another one there ({error}); expected it in an attribute of the dataset"
+            f"found {', '.join(name for _, name in values)} in a variable of a module, and no class like "
+            f"{cls.__name__} can be made that finds another one there ({error}); expected it in an attribute of the "
+            "dataset"
         ) from error
 
 
