@@ -134,12 +134,12 @@ def read_checked(
     drew. ``watched`` knows if the dataset's data has changed.
     """
     with restored(generators):
-        before = generators.seed(index, 0)
+        before = generators.seeded(index, 0)
         sample = map_leaves(values.copy_value, read())  # the dataset may fill the same memory again
         has_drawn = bool(generators.moved(before, end := generators.save()))
         is_kept = has_drawn and not is_first  # the first sample may draw for all of them
         for attempt in range(REPEATS_OF_DRAWS if has_drawn else int(repeat)):
-            begin = generators.seed(index, attempt + 1)
+            begin = generators.seeded(index, attempt + 1)
             differs = _difference(sample, map_leaves(values.copy_value, read()))  # a copy of a Parameter is a tensor
             if differs is not None:
                 if has_drawn:
@@ -220,8 +220,8 @@ def check_iterable(dataset: Any) -> StreamDraws:
     """
     generators = Generators(dataset)
     with restored(generators):
-        start, one_pass, states = generators.seed(0), iter(dataset), generators.save()
-        begin, another, others = generators.seed(1), iter(dataset), generators.save()
+        start, one_pass, states = generators.seeded(0), iter(dataset), generators.save()
+        begin, another, others = generators.seeded(1), iter(dataset), generators.save()
         if one_pass is another:
             return StreamDraws(dataset, generators, generators.moved(start, begin) - generators.moved(states, others))
         generators.restore(states)
@@ -317,7 +317,7 @@ class Draws:
         if not asks and not drew:
             return
         with restored(generators), as_another_worker():
-            begin = generators.seed(next(iter(read), 0), 1)
+            begin = generators.seeded(next(iter(read), 0), 1)
             for index, leaves in read.items():
                 if time.monotonic() - started > self._seconds_left:
                     break

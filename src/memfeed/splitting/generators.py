@@ -156,14 +156,18 @@ class Generators:
         for one, kind, state in zip(self.all, self._kinds, states, strict=True):
             kind.restore(one, state)
 
-    def seed(self, *numbers: int) -> list[State]:
-        """Give each generator a seed of its own, a function of `numbers`. Return the states.
+    def seed(self, *numbers: int) -> None:
+        """Give each generator a seed of its own, a function of `numbers`.
 
         Generators with equal seeds would tie together what is drawn from different ones.
         """
         seeds = np.random.SeedSequence(numbers).generate_state(len(self.all)).tolist()
         for one, kind, seed in zip(self.all, self._kinds, seeds, strict=True):
             kind.seed(one, seed)
+
+    def seeded(self, *numbers: int) -> list[State]:
+        """Seed each generator, and return the states: to save them takes longer than to seed."""
+        self.seed(*numbers)
         return self.save()
 
     def moved(self, before: Sequence[State], after: Sequence[State]) -> set[int]:
@@ -330,7 +334,7 @@ def drawing_line(
 
     try:
         for index in rows:
-            last, line, known = generators.seed(index, 0), "", 0
+            last, line, known = generators.seeded(index, 0), "", 0
             sys.settrace(trace)
             try:
                 with contextlib.suppress(MemfeedError):  # the one that the line is looked for

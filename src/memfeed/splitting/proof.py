@@ -76,7 +76,7 @@ def look(dataset: Any, rows: Sequence[int], generators: Generators, *, at_once: 
         if at_once and (is_random or loose):
             break
         for seed in range(SEEDS):
-            begin = generators.seed(index, seed)
+            begin = generators.seeded(index, seed)
             sample = copied_tree(dataset[index])
             end = generators.save()
             if seed == 0:

@@ -7,7 +7,6 @@ whole samples are made again, as the proof did.
 
 from __future__ import annotations
 
-import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -27,7 +26,7 @@ from memfeed.schema.values import is_pil
 from memfeed.splitting.counterparts import counterpart
 from memfeed.splitting.cut import Cut, name_of
 from memfeed.splitting.generators import Generators
-from memfeed.splitting.leaves import Kind, as_leaf, copied, from_stored, kind_of
+from memfeed.splitting.leaves import Kind, as_leaf, copied, from_stored, kind_of, take_apart
 from memfeed.splitting.pattern import Pattern, Read
 from memfeed.splitting.proof import Proof
 from memfeed.splitting.recording import Entry, Node
@@ -250,7 +249,7 @@ class _Program:
             for segment, sample in order:
                 steps, values = self._own_inputs[segment]
                 generators.seed(seed, segment, sample)
-                value = values[sample].through(steps.steps)
+                value = values[sample].copy().through(steps.steps)
                 made += [copied(leaf) for leaf in value.leaves()] if sample == 0 else []
             return made
 
@@ -317,7 +316,7 @@ def _order(schema: Schema, pattern: Pattern) -> list[int]:
 
 
 class Segment:
-    """Neighbouring steps of a pipeline as a function of one sample's images, for `PerSample`.
+    """Neighbouring steps of a pipeline as a function of one sample's images, for `PerSample`, which seeds it.
 
     Args:
         steps: of the pipeline.
@@ -326,19 +325,23 @@ class Segment:
     """
 
     def __init__(self, steps: Sequence[Any], like: Value, kinds: Sequence[Kind]) -> None:
-        self.steps, self._like, self._kinds = list(steps), like, list(kinds)
+        self.steps, self._kinds = list(steps), list(kinds)
+        self._form = take_apart((like.args, like.kwargs))[1]  # all leaves are images
         self._generators = Generators(*steps)  # looked for once: that takes 3 ms
 
     def __call__(self, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        """Return the images of one sample after the steps, channels first. The steps draw from seeded generators."""
-        self._generators.seed(random.getrandbits(63))
-        value = self._like.with_images(
-            [from_stored([tensor], kind) for tensor, kind in zip(tensors, self._kinds, strict=True)]
+        """Return the images of one sample after the steps, channels first."""
+        args, kwargs = self._form.build(
+            [from_stored([one], kind) for one, kind in zip(tensors, self._kinds, strict=True)]
         )
-        images = value.through(self.steps).images()
-        if len(images) != len(tensors):
-            raise TransformError(f"found {len(images)} images after {self}; expected {len(tensors)}, as before it")
-        return tuple(as_field(image) for image in images)
+        fields = Value(args, kwargs).through(self.steps).fields()
+        if len(fields) != len(tensors):
+            raise TransformError(f"found {len(fields)} images after {self}; expected {len(tensors)}, as before it")
+        return tuple(fields)
+
+    def seed_generators(self, seed: int) -> None:
+        """Seed all generators that the steps may draw from."""
+        self._generators.seed(seed)
 
     def __repr__(self) -> str:
         return ", ".join(map(name_of, self.steps))

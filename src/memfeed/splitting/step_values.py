@@ -26,7 +26,15 @@ class Value:
         Raises:
             SplitError: its result has another form than its arguments: it cannot be passed on.
         """
-        args, kwargs = copied_tree((self.args, self.kwargs))
+        return self.copy()._after(step)
+
+    def copy(self) -> Value:
+        """Return a copy, also of its leaves."""
+        return Value(*copied_tree((self.args, self.kwargs)))
+
+    def _after(self, step: Any) -> Value:
+        """Apply a step to this value itself, as `after` to a copy of it."""
+        args, kwargs = self.args, self.kwargs
         result = step(*args, **kwargs)
         if len(args) == 1 and not kwargs:
             return Value((result,), {})
@@ -37,10 +45,10 @@ class Value:
         raise SplitError(f"found {brief(result, 60)}; expected what the next step takes: a result like the arguments")
 
     def through(self, steps: Sequence[Any]) -> Value:
-        """Apply steps to a copy of this value, one after the other. Return the result."""
+        """Apply steps to this value, one after the other, as a pipeline does: a step may write to what it gets."""
         value = self
         for step in steps:
-            value = value.after(step)
+            value = value._after(step)
         return value
 
     def leaves(self) -> list[Any]:
@@ -49,10 +57,19 @@ class Value:
 
     def images(self) -> list[Any]:
         """Return the leaves that are images or masks, in order: the first has 1 to 4 channels, the others its size."""
-        found = [leaf for leaf in self.leaves() if kind_of(leaf).is_image]
-        sizes = [as_field(leaf).shape[-2:] for leaf in found]
-        is_one_scene = found and all(size == sizes[0] for size in sizes) and 1 <= as_field(found[0]).shape[-3:][0] <= 4
-        return found if is_one_scene and as_field(found[0]).ndim == 3 else []
+        return [leaf for leaf, _ in self._scene()]
+
+    def fields(self) -> list[torch.Tensor]:
+        """Return the images as fields that transforms take, see `as_field`."""
+        return [field for _, field in self._scene()]
+
+    def _scene(self) -> list[tuple[Any, torch.Tensor]]:
+        """Return the images, each with its field; [] if the first has no channels, or they differ in size."""
+        found = [(leaf, as_field(leaf)) for leaf in self.leaves() if kind_of(leaf).is_image]
+        if not found or found[0][1].ndim != 3 or not 1 <= len(found[0][1]) <= 4:
+            return []
+        height_and_width = found[0][1].shape[-2:]
+        return found if all(field.shape[-2:] == height_and_width for _, field in found) else []
 
     def others(self) -> list[Any]:
         """Return the leaves that are no images."""

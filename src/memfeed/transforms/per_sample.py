@@ -128,7 +128,8 @@ class PerSample(Transform):
         if on is None:  # the function may move pixels
             require_decision(batch, fields[0])
         seeds = (uniform(keys, stream)[:, 0] * 2**32).astype(np.int64).tolist()
-        results = [self._call(fields, sample, seed, int(keys.rows[sample])) for sample, seed in enumerate(seeds)]
+        with random_state.preserved():  # once: to save and restore takes longer than many functions
+            results = [self._call(fields, sample, seed, int(keys.rows[sample])) for sample, seed in enumerate(seeds)]
         for index, field in enumerate(fields):
             values = [result[index] for result in results]
             if values:
@@ -146,8 +147,8 @@ class PerSample(Transform):
         try:
             if hasattr(self.fn, "set_random_seed") and hasattr(self.fn, "add_targets"):
                 return self._call_albumentations(fields, tensors, seed)
-            with random_state.seeded(seed):
-                results = self.fn(*(tensor.clone() for tensor in tensors))
+            getattr(self.fn, "seed_generators", random_state.seed)(seed)  # a part of a pipeline may have more of them
+            results = self.fn(*(tensor.clone() for tensor in tensors))
         except TransformError:
             raise
         except Exception as error:
