@@ -4,6 +4,7 @@ import io
 import pickle
 import random
 import sys
+import time
 import types
 
 import numpy as np
@@ -21,6 +22,7 @@ import memfeed
 from memfeed import transforms as T
 from memfeed.errors import LoaderError, RandomDataError, SplitError, StaleStoreError
 from memfeed.random import Keys
+from memfeed.splitting.split import split
 from memfeed.transforms import decode as decode_module
 from short_form import short_form
 
@@ -667,3 +669,22 @@ def test_torchcodec_decodes_jpeg_files_where_it_gives_what_pillow_gives(monkeypa
         assert decode_module._torchcodec() is None
     finally:
         decode_module._torchcodec.cache_clear()
+
+
+@pytest.mark.parametrize("seconds", [0.0, 0.005])
+def test_the_line_says_where_a_dataloader_may_be_faster(seconds):
+    class Noisy(torch.utils.data.Dataset):
+        def __len__(self):
+            return 32
+
+        def __getitem__(self, index):
+            if seconds:
+                time.sleep(seconds)
+            return self.transform(torch.full((8,), float(index)))
+
+        def transform(self, values):
+            return values + random.random()
+
+    line = split(Noisy(), range(8), None, None, ".", cuts_fixed=False).line
+    assert "as they are: transform" in line
+    assert ("a whole sample of the dataset with its files in memory, so a DataLoader may be" in line) == (not seconds)

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import operator
 import time
+import timeit
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +19,7 @@ from memfeed.schema.names import display
 from memfeed.schema.recipe import RecipeStep
 from memfeed.splitting.cut import Cut
 from memfeed.splitting.leaves import to_tensor
-from memfeed.splitting.pattern import Read
+from memfeed.splitting.pattern import Read, from_parts, to_parts
 from memfeed.splitting.places import replaced
 from memfeed.splitting.proof import SEEDS, WATCHED, Proof, prove, prove_row
 from memfeed.splitting.rest import Rest, rest_of
@@ -29,6 +32,7 @@ from memfeed.system.messages import format_bytes
 from memfeed.transforms import Compose
 
 WATCH_SHARE = 0.02  # of the time
+COST_SECONDS, COST_REPEATS = 0.02, 3  # of comparing the random part with the whole sample
 _WATCH_SEED = 7_919
 
 Keep = int | str | None
@@ -196,7 +200,8 @@ def split(
             cut_dataset.require_same_without_pixels(read, index)
     finally:
         proof.cut.generators.restore(states)
-    return Split(cut_dataset, rest.transform.as_of_store(), rest.recipe, chosen, f"{_line(proof, rest)}{why}; {proof}")
+    line = f"{_line(proof, rest)}{_cost(proof) if rest.own else ''}{why}; {proof}"
+    return Split(cut_dataset, rest.transform.as_of_store(), rest.recipe, chosen, line)
 
 
 def _choice(proof: Proof, keep: Keep, folder: str) -> tuple[Keep, str]:
@@ -214,6 +219,29 @@ def _choice(proof: Proof, keep: Keep, folder: str) -> tuple[Keep, str]:
     other = "forms='full' stores all pixels" if chosen == "encoded" else "forms='encoded' stores the files' bytes"
     others = f"{other}, forms=256 smaller images" if has_loader else "forms=256 smaller images"
     return chosen, f"; forms={chosen!r}: {format_bytes(total)} of decoded images ({others})"
+
+
+def _cost(proof: Proof) -> str:
+    """Return a phrase if a random part that is made sample by sample takes as long as to read the sample, else ""."""
+    cut, seconds = proof.cut, [0.0, 0.0]
+    states = cut.generators.save()
+    try:
+        for index, read in proof.reads.items():
+            pattern = cut.patterns[cut.known(read) or 0]
+            again = partial(cut.rebuild, pattern, from_parts(pattern, to_parts(pattern, read.leaves)))
+            for at, make in enumerate((again, partial(operator.getitem, cut.dataset, index))):
+                cut.generators.seed(index)
+                seconds[at] += min(timeit.repeat(make, number=1, repeat=COST_REPEATS))
+            if sum(seconds) > COST_SECONDS:
+                break
+    finally:
+        cut.generators.restore(states)
+    if seconds[0] < seconds[1]:
+        return ""
+    return (
+        f", which takes {seconds[0] / seconds[1]:.1f} times as long as a whole sample of the dataset with its files in "
+        "memory, so a DataLoader may be faster: memfeed bench measures both"
+    )
 
 
 def _line(proof: Proof, rest: Rest) -> str:
