@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import concurrent.futures
 import gc
 import os
 import pickle
@@ -518,6 +519,55 @@ def test_threads_compute_a_key_once(tmp_path):
         thread.join()
     assert sorted(found) == sorted(2 * i for i in range(5) for _ in range(6))
     assert sorted(calls) == list(range(5))
+
+
+def in_threads(*functions):
+    """Return what the functions return, or raise, each in a thread of its own."""
+    with concurrent.futures.ThreadPoolExecutor(len(functions)) as pool:
+        futures = [pool.submit(one) for one in functions]
+        return [one.exception() or one.result() for one in futures]
+
+
+def test_threads_that_compute_new_keys_leave_the_generators_alone(tmp_path):
+    def slow(x):
+        time.sleep(0.01)
+        return x * 2
+
+    load = memfeed.memoize(slow, tmp_path / "r.mf", version=1)
+    torch.manual_seed(0)
+    random.seed(0)
+    expected = torch.rand(3), random.random()
+    torch.manual_seed(0)
+    random.seed(0)
+    assert in_threads(*(lambda i=i: load(i) for i in range(8))) == [2 * i for i in range(8)]
+    assert torch.equal(torch.rand(3), expected[0])
+    assert random.random() == expected[1]
+
+
+def test_a_thread_that_draws_is_not_taken_for_the_function(tmp_path):
+    begun, drawn = threading.Event(), threading.Event()
+
+    def slow(x):
+        begun.set()
+        drawn.wait(10)
+        return x
+
+    def draw():
+        begun.wait(10)
+        random.random()
+        drawn.set()
+
+    load = memfeed.memoize(slow, tmp_path / "r.mf", version=1)
+    thread = threading.Thread(target=draw)
+    thread.start()
+    assert load(1) == 1
+    thread.join()
+
+
+def test_a_thread_refuses_a_function_that_draws(tmp_path):
+    load = memfeed.memoize(lambda x: x + random.random(), tmp_path / "r.mf", version=1)
+    (error,) = in_threads(lambda: load(1))
+    assert isinstance(error, RandomDataError)
 
 
 class Files(torch.utils.data.Dataset):
