@@ -258,10 +258,11 @@ USE = (
         ways=["wrong arguments"],
     ),
     Known(
-        '`shuffle="yes"`, a `worker_init_fn` that cannot be called: accepted, or an error in a worker',
-        "LoaderError, ValueError",
+        '`shuffle="yes"`, a `worker_init_fn`, `collate_fn`, `sampler`, `batch_sampler` or `generator` of a wrong type: '
+        "accepted, or an error in a worker or at the first batch",
+        "LoaderError",
         "arguments are checked when the loader is made",
-        "'(shuffle|worker_init_fn)': .*: bool -> memfeed's (LoaderError|ValueError)",
+        "'(shuffle|worker_init_fn|collate_fn|(batch_)?sampler|generator)': .*: bool -> memfeed's LoaderError",
         ways=["wrong arguments"],
     ),
     Known(

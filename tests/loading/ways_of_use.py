@@ -334,6 +334,7 @@ def wrong_arguments(feed: Feed) -> Any:
         *({"batch_size": None, "drop_last": True}, {"drop_last": True, "batch_sampler": [[0]]}),
         *({"batch_size": None, "shuffle": True}, {"prefetch_factor": 2}, {"persistent_workers": True}),
         *({"worker_init_fn": 3}, {"multiprocessing_context": "swim"}, {"nonsense": 1}, {"shuffle": "yes"}),
+        *({"collate_fn": 3}, {"generator": 3}, {"sampler": 3}, {"batch_sampler": 3}),
     ]
     return {str(one): attempt(lambda one=one: type(make(source, **one)) is type) for one in wrong}
 

@@ -66,6 +66,19 @@ class Arguments:
     decoders: Sequence[Callable[..., Any]] | None
     require: Require | None
 
+    def __post_init__(self) -> None:
+        """Raise LoaderError for objects of a wrong kind, before a dataset is read: they would fail at a first batch."""
+        for names, is_right, expected in (
+            (("collate_fn", "worker_init_fn"), callable, "a function"),
+            (("sampler", "batch_sampler"), _is_iterable, "row numbers, or lists of them: an object with __iter__"),
+            (("generator",), lambda one: isinstance(one, torch.Generator), "a torch.Generator"),
+            (("return_rows",), lambda one: one in (False, True), "True or False"),
+        ):
+            for name in names:
+                value = getattr(self, name)
+                if value is not None and not is_right(value):
+                    raise LoaderError(f"found {name}={brief(value)}; expected {expected}")
+
     @property
     def user_sampler(self) -> Any:
         """The user's sampler, of rows or of lists of rows; None for our order."""
@@ -75,6 +88,10 @@ class Arguments:
     def may_read_as_it_is(self) -> bool:
         """True if a dataset that no store can hold may be read by a DataLoader, and its decoded files be kept."""
         return self.require is None and (self.decoders is None or len(self.decoders) > 0)
+
+
+def _is_iterable(value: Any) -> bool:
+    return hasattr(value, "__iter__") or hasattr(value, "__getitem__")
 
 
 @dataclass(frozen=True, eq=False)
