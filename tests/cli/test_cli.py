@@ -374,6 +374,11 @@ def test_inspect_writes_a_page(tmp_path: Path, capsys: pytest.CaptureFixture[str
     for part in ("memfeed: out.mf", "Store: 12 rows, 2 fields", "row 1"):
         assert part in shown
     assert "row 2" not in shown
+    for other in ("out.mf/memfeed.json", "link"):
+        assert main(["inspect", "out.mf", "--html", other]) == 2
+        assert f"found --html '{other}'; expected a name that ends in .html" in capsys.readouterr().err
+    assert main(["verify", "out.mf"]) == 0
+    capsys.readouterr()
     assert main(["inspect", "out.mf", "--html", "nowhere/page.html"]) == 2
     assert "nowhere/page.html: found that the disk refused" in capsys.readouterr().err
 

@@ -95,6 +95,8 @@ def inspect(
     --augment writes to the directory of --pictures, or to the current one. Of a store at an address only the manifest
     is read: no rows are shown.
     """
+    if html is not None and html.suffix != ".html":  # the file is replaced: perhaps a device, or one of a store
+        raise UsageError(f"found --html {str(html)!r}; expected a name that ends in .html")
     from memfeed.cli.store_summary import summarise, summarise_address  # they import torch, which takes seconds
     from memfeed.remote.connections import is_address
 
