@@ -85,6 +85,13 @@ def test_a_function_may_write_to_what_it_gets():
     assert torch.equal(given, batch()["image"])
 
 
+def test_a_function_may_return_the_same_memory_again():
+    kept = torch.empty(3, 12, 10, dtype=torch.uint8)
+    for one_size in (True, False):
+        found = PerSample(kept.copy_, one_size=one_size, on="image").apply(batch(), keys())["image"]
+        assert torch.equal(torch.stack(list(found)), batch()["image"])
+
+
 def test_in_a_loader():
     loader = memfeed.Loader(batch(), 2, shuffle=True, seed=0, transform=PerSample(noisy, on="image"))
     first = [b["image"] for b in loader]

@@ -129,7 +129,10 @@ class PerSample(Transform):
             require_decision(batch, fields[0])
         seeds = (uniform(keys, stream)[:, 0] * 2**32).astype(np.int64).tolist()
         with random_state.preserved():  # once: to save and restore takes longer than many functions
-            results = [self._call(fields, sample, seed, int(keys.rows[sample])) for sample, seed in enumerate(seeds)]
+            results = []
+            for sample, seed in enumerate(seeds):
+                made = self._call(fields, sample, seed, int(keys.rows[sample]))
+                results.append([one.clone() for one in made])  # the function may fill the same memory again
         for index, field in enumerate(fields):
             values = [result[index] for result in results]
             if values:
