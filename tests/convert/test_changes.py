@@ -372,7 +372,7 @@ class Helper:
         return value
 
 
-OF_THE_MODULE = [Scale(2), Flip(0.5)]
+OF_THE_MODULE, METRIC = [Scale(2), Flip(0.5)], Scale(1)
 
 
 class Named(Dataset):
@@ -406,11 +406,22 @@ def test_the_pipeline_of_a_module(path, monkeypatch):
     for _ in range(3):
         assert len(list(loader)) == 6
     monkeypatch.setattr(OF_THE_MODULE[1], "p", 0.9)
-    with pytest.raises(StaleStoreError, match=r"found .* test_changes\.OF_THE_MODULE\[1\]\.p is 0\.9"):
+    with pytest.raises(StaleStoreError, match=r"made: OF_THE_MODULE\[1\]\.p is 0\.9"):
         next(iter(loader))
     monkeypatch.setattr(sys.modules[__name__], "OF_THE_MODULE", [Scale(2), Flip(0.5), Scale(3)])
-    with pytest.raises(StaleStoreError, match=r"len\(test_changes\.OF_THE_MODULE\) is 3, and was 2"):
+    with pytest.raises(StaleStoreError, match=r"len\(OF_THE_MODULE\) is 3, and was 2"):
         next(iter(loader))
+
+
+def test_what_reading_does_not_call_may_change(path):
+    class Measured(Named):
+        def measured(self, values):
+            return METRIC(values)
+
+    loader = Loader(Measured(), 10, cache=path)
+    for count in range(4):
+        assert len(list(loader)) == 6
+        METRIC.factor = count
 
 
 def test_a_pipeline_is_watched_after_another_one_was_refused(path):

@@ -18,7 +18,7 @@ from memfeed.convert.digests import PARTIAL, Digest, differ_in_all, digest_attri
 from memfeed.convert.file_digests import digest_files, digest_single_files
 from memfeed.convert.plain_data import DEEPEST, MOST_PARTS, Leaf, attributes_of, is_array, is_owner, leaves_of
 from memfeed.errors import RandomDataError, brief
-from memfeed.splitting.places import CallablePlace, named_steps, part_of
+from memfeed.splitting.places import CallablePlace, part_of
 from memfeed.splitting.unread import Unread
 from memfeed.system import machine
 
@@ -91,7 +91,7 @@ class Watched:
         self._partial: set[str] = set()
 
     def read_cut(self, marked: Any, places: Sequence[CallablePlace]) -> None:
-        """Take a copy of the dataset whose samples are read, with the callables that were found to be watched there."""
+        """Take a copy of the dataset whose samples are read, and the callables that it called when it was cut."""
         self.read, self._places = marked, places
         self._before.settings.update(settings_of(self.dataset, places) | self._before.settings)
 
@@ -236,9 +236,8 @@ def _brief(value: Any) -> str:
 def settings_of(dataset: Any, places: Sequence[CallablePlace] = ()) -> dict[str, Any]:
     """Return the numbers, text and classes of the pipelines of a dataset, and of those inside it, by their paths.
 
-    A pipeline is any attribute that can be called, a list of such, or one of a module that methods name. Of a function
-    these are its code and what it closes over. What a step keeps for itself, with a name that begins with ``_``, and
-    generators are left out.
+    A pipeline is any attribute that can be called, or a list of such. Of a function these are its code and what it
+    closes over. What a step keeps for itself, with a name that begins with ``_``, and generators are left out.
 
     Args:
         dataset: any.
@@ -252,10 +251,14 @@ def settings_of(dataset: Any, places: Sequence[CallablePlace] = ()) -> dict[str,
         with contextlib.suppress(Exception):  # the way is another one now
             for end, key in enumerate(place.path, 1):
                 value = part_of(value, key)
-                if key[0] != "method" and not isinstance(value, dict | list | tuple):
-                    text = str(CallablePlace(place.path[:end], value))
-                    is_named = any(kind == "global" for kind, _ in place.path[:end])
-                    _collect(value, _OF_MODULE + text if is_named else text.removeprefix("dataset."), found, seen, 0)
+                if key[0] == "method":
+                    continue
+                text = str(CallablePlace(place.path[:end], value)).removeprefix("dataset.")
+                text = _OF_MODULE + text if any(kind == "global" for kind, _ in place.path[:end]) else text
+                if isinstance(value, dict | list | tuple):
+                    found[f"len({text})"] = len(value)
+                else:
+                    _collect(value, text, found, seen, 0)
     return found
 
 
@@ -273,8 +276,6 @@ def _collect_owner(owner: Any, path: str, found: dict[str, Any], seen: set[int],
                     _collect_owner(one, f"{inner}[{index}]", found, seen, depth + 1)
         else:
             _collect_owner(value, inner, found, seen, depth + 1)
-    for (_, (module, name)), value in named_steps(owner):
-        _collect(value, f"{_OF_MODULE}{module}.{name}", found, seen, 0)
 
 
 def _are_callable(value: Any) -> bool:

@@ -86,6 +86,11 @@ class Cut:
         finally:
             self.tracer.is_watching = False
 
+    def called(self) -> list[CallablePlace]:
+        """Return the places of the callables that were called when samples were read to find out which of them draw."""
+        called = {id(self.places[number].value) for number in self.tracer.inside}
+        return [place for place in self.places if id(place.value) in called]
+
     def drawing(self) -> set[Name]:
         """Return the pipelines that draw, themselves or in their steps, and the steps that the dataset calls itself."""
         drawing = [name for name, drew in self.tracer.drew.items() if drew]

@@ -159,7 +159,7 @@ def _places(
     """Yield the callables of an owner. ``helpers`` are the other objects that were looked into, None to enter none."""
     if depth > _DEEPEST:
         return
-    for key, value in _children(owner) + (named_steps(owner) if names else []):
+    for key, value in _children(owner) + (_named_steps(owner) if names else []):
         where = (*path, key)
         if isinstance(value, type | types.ModuleType | str | bytes | torch.Tensor | np.ndarray) or is_graph(value):
             continue  # a graph is data, though it can be called and has items
@@ -234,7 +234,7 @@ def _children(owner: Any) -> list[tuple[Key, Any]]:
     return found + list(_of_classes(owner, inner))
 
 
-def named_steps(owner: Any) -> list[tuple[Key, Any]]:
+def _named_steps(owner: Any) -> list[tuple[Key, Any]]:
     """Return the pipelines, and containers of some, that methods of an owner find by name in their modules.
 
     Functions are none: most of them read or convert samples, and one that draws would run in one process.
