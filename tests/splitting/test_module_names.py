@@ -150,3 +150,22 @@ def test_another_process_gets_it():
 def test_classes_that_cannot_be_changed_are_an_error(cls):
     with pytest.raises(SplitError, match=f"double in a variable of a module, and no class like {cls.__name__}"):
         changed(cls, double=times_ten)
+
+
+PROGRAM = """
+class Doubled:
+    def __getitem__(self, index):
+        return double(index)
+"""
+
+
+def test_a_process_that_imports_the_program_again_finds_the_same_names():
+    def program(name):
+        names = {"__name__": name, "__builtins__": __builtins__, "double": double}
+        exec(PROGRAM, names)
+        return names["Doubled"]
+
+    assert named_by(program("__main__")) == named_by(program("__mp_main__")) == {("__main__", "double"): double}
+    again = program("__mp_main__")()
+    with_names(again, {("__main__", "double"): times_ten})
+    assert again[4] == 40

@@ -158,4 +158,6 @@ def _of_module(function: types.FunctionType, values: Mapping[GlobalName, Any]) -
 
 
 def _module(function: types.FunctionType) -> str:
-    return str(function.__globals__.get("__name__"))
+    """Return the name of a function's module, the same in a process that imports the program again."""
+    name = str(function.__globals__.get("__name__"))
+    return "__main__" if name == "__mp_main__" else name
