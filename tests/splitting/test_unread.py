@@ -94,8 +94,10 @@ def test_what_can_be_pickled_stays():
 @pytest.mark.usefixtures("_started")
 @pytest.mark.parametrize("transform", [None, v2.RandomHorizontalFlip()], ids=["fixed", "cut"])
 def test_it_fills_a_store_in_processes_that_are_not_forked(tmp_path, transform):
-    loader = memfeed.Loader(Lazy(transform), 40, num_workers=1, cache=tmp_path / "a.mf")
-    for _ in range(2):
+    dataset = Lazy(transform)
+    for epoch in range(3):
+        if epoch < 2:  # the dataset was read again when the first loader's epoch began
+            loader = memfeed.Loader(dataset, 40, num_workers=1, cache=tmp_path / f"{epoch}.mf")
         images = torch.cat(list(loader))
         expected = torch.stack([Opened("").image(index) for index in range(120)])
         assert torch.equal(images.sort(-1).values, expected)
