@@ -228,3 +228,9 @@ def test_blocks_have_a_whole_number_of_tokens(size):
     store = memfeed.cache([{"t": torch.arange(i % 5 + 1)} for i in range(20)], progress=False)
     with pytest.raises(FieldError, match=r"found blocks of .* tokens; expected .*at least 1"):
         store.packed("t", size)
+
+
+def test_blocks_are_of_at_least_one_field():
+    store = memfeed.cache([{"t": torch.arange(i % 5 + 1)} for i in range(20)], progress=False)
+    with pytest.raises(FieldError, match=r"found packed\(\[\], \.\.\.\); expected a field of varying length"):
+        store.packed([], 4)

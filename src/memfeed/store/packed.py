@@ -269,6 +269,10 @@ class Mask(PackedColumn):
 
 def packed_backing(view: View, which: tuple[Any, ...], size: int, end: Fill, fill: Fill) -> Backing:
     """Return the columns of ``store.packed``; see there."""
+    if not which:
+        raise FieldError(
+            'found packed([], ...); expected a field of varying length, or several: ["input_ids", "labels"]'
+        )
     indices = [jagged_field(view.schema, name, "packed") for name in which]
     sources: list[Any] = [view.columns[index] for index in indices]
     try:
