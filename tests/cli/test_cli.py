@@ -133,6 +133,13 @@ def decoded(path: str | Path) -> np.ndarray:
 # --- the program
 
 
+def test_help_of_recode_names_its_forms_alone(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["recode", "--help"]) == 0
+    shown = capsys.readouterr().out
+    assert "jpeg:95" in shown
+    assert not {"dtype", "--budget", "float=float16", "encoded"} & set(shown.replace(",", " ").split())
+
+
 def test_alone_it_prints_help(capsys: pytest.CaptureFixture[str]) -> None:
     assert main([]) == 0
     out, err = capsys.readouterr()

@@ -61,7 +61,14 @@ def concat(
 def recode(
     store: Annotated[Path, typer.Argument(help="The directory of the store.")],
     out: Annotated[Path, typer.Argument(help="The store to write.")],
-    form: FormOption = None,
+    form: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="[FIELD=]FORM",
+            help="The form of a field, or of all: jpeg:95, zstd, lz4 or raw. Others need the dataset: memfeed cache. "
+            "May be repeated.",
+        ),
+    ] = None,
     progress: ShowProgress = None,
 ) -> None:
     """Write a store in other forms, without its dataset: jpeg:95, zstd, lz4 or raw, for all fields or by name.
