@@ -557,6 +557,36 @@ def test_photographs_of_one_short_side_are_lists_though_the_first_are_all_landsc
     assert spectra.schema.fields[0].kind == "jagged"
 
 
+def test_masks_of_photographs_are_lists_as_these_are_and_so_are_photographs_of_floats_before_a_cut(tmp_path):
+    """A portrait among landscapes has another mask too, and a pipeline may make floats before its first random step."""
+    upright = 17  # is not probed
+
+    class Scenes:
+        transform = staticmethod(
+            lambda image, mask: (image.flip(-1), mask.flip(-1)) if torch.rand(()) < 0.5 else (image, mask)
+        )
+
+        def __init__(self, dtype):
+            self.dtype = dtype
+
+        def __len__(self):
+            return N
+
+        def __getitem__(self, i):
+            sides = (9, 6) if i == upright else (6, 6 + i % 4)
+            image, mask = self.transform(torch.full((3, *sides), i, dtype=self.dtype), torch.full((2, *sides), i))
+            return image[:, :6, :6].clone(), mask[:, :6, :6].clone()
+
+    for dtype in (torch.uint8, torch.float32):
+        path = tmp_path / f"{dtype}.mf"
+        loader = Loader(Scenes(dtype), 8, cache=path)
+        for _ in range(2):
+            images, masks = (torch.cat(leaves) for leaves in zip(*loader, strict=True))
+            assert images[:, 0, 0, 0].tolist() == masks[:, 0, 0, 0].tolist() == list(range(N))
+        loader.dataset.finish()
+        assert {field.kind for field in memfeed.open(path).schema.fields} == {"list"}
+
+
 def test_a_state_from_before_rows_were_left_out_says_what_to_do(tmp_path):
     store = fill(Logged(row, N, tmp_path / "log", bad_at(18)), tmp_path / "s.mf", on_error="skip")
     loader = Loader(store, 5, shuffle=True, seed=1)

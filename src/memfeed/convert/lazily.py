@@ -179,13 +179,16 @@ def _joined(target: Path, root: Path) -> Build | None:
 def _probe(given: Input, options: ConvertOptions) -> ProbeResult:
     """Probe a dataset. Images of which only one side varies so far are lists: a portrait may come after landscapes.
 
-    A column that is being read cannot change, and photographs of one short side are of both kinds.
+    A column that is being read cannot change, and photographs of one short side are of both kinds. So are masks of
+    the same sides.
     """
     result = probe_input(given, options)
     inferred, schema = result.inferred, result.inferred.schema
+    is_cut = options.recipe is not None
+    sides = {field.shape[1:] for field in schema if _is_of_one_side(field, is_cut)}
     fields = tuple(
         msgspec.structs.replace(field, kind="list", shape=(None,) * field.rank)
-        if _is_of_one_side(field) and index not in inferred.chosen_kinds
+        if field.kind == "jagged" and index not in inferred.chosen_kinds and {field.shape[-2:], field.shape[:2]} & sides
         else field
         for index, field in enumerate(schema)
     )
@@ -193,9 +196,10 @@ def _probe(given: Input, options: ConvertOptions) -> ProbeResult:
     return msgspec.structs.replace(result, inferred=inferred._replace(schema=schema))
 
 
-def _is_of_one_side(field: Field) -> bool:
-    is_image = field.rank == 3 and field.dtype == "uint8" and field.shape[0] in (1, 3, 4)
-    return is_image and field.kind == "jagged"
+def _is_of_one_side(field: Field, is_cut: bool) -> bool:
+    """Return True for images of bytes, and before a cut for those of three or four channels of any dtype."""
+    channels = (1, 3, 4) if field.dtype == "uint8" else (3, 4) if is_cut else ()
+    return field.rank == 3 and field.kind == "jagged" and field.shape[0] in channels
 
 
 def _settings(conversion: Conversion) -> dict[str, Any]:
