@@ -2,6 +2,7 @@
 
 import abc
 import copy
+import dataclasses
 import multiprocessing
 import pickle
 import sys
@@ -13,6 +14,7 @@ from memfeed.splitting.module_names import named_by, with_names
 
 double, half, shift = (lambda value: 2 * value), (lambda value: value // 2), 1
 count = 0
+known_by_name = {}
 
 
 class Numbers:
@@ -82,6 +84,25 @@ class Registered(metaclass=Once):
         return double(index)
 
 
+class Known(Numbers):
+    """Keeps its subclasses by their names."""
+
+    def __init_subclass__(cls):
+        known_by_name[cls.__name__] = cls
+
+
+class InRegistry(Known):
+    pass
+
+
+@dataclasses.dataclass(frozen=True)
+class Frozen:
+    scale: int = 3
+
+    def __getitem__(self, index):
+        return double(index) * self.scale
+
+
 def times_ten(value):
     return 10 * value
 
@@ -146,10 +167,15 @@ def test_another_process_gets_it():
         assert pool.apply(changed(double=times_ten).inside, ([4],)) == [41]
 
 
-@pytest.mark.parametrize("cls", [Unpicklable, InSlots, Registered])
+@pytest.mark.parametrize("cls", [Unpicklable, InSlots, Registered, InRegistry])
 def test_classes_that_cannot_be_changed_are_an_error(cls):
     with pytest.raises(SplitError, match=f"double in a variable of a module, and no class like {cls.__name__}"):
         changed(cls, double=times_ten)
+    assert known_by_name == {"InRegistry": InRegistry}
+
+
+def test_an_object_whose_attributes_are_frozen_is_changed_too():
+    assert changed(Frozen, double=times_ten)[4] == 120
 
 
 PROGRAM = """

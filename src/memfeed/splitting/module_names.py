@@ -35,7 +35,11 @@ def with_names(owner: Any, values: Mapping[GlobalName, Any]) -> None:
         has = {name for one in cls.__mro__[:-1] for name, value in vars(one).items() if value}
         if not has.isdisjoint(("__reduce__", "__reduce_ex__", "__slots__")):
             raise TypeError("it has __slots__, or says itself how it is pickled")
-        owner.__class__ = _class_with(cls, dict(values))
+        if any(
+            isinstance(one, types.FunctionType) and not is_installed(one) for one in map(_function_of, _makers(cls))
+        ):
+            raise TypeError("it counts its subclasses, by __init_subclass__ or its metaclass")
+        object.__setattr__(owner, "__class__", _class_with(cls, dict(values)))  # past the one of a frozen dataclass
     except Exception as error:  # a metaclass may raise anything
         raise SplitError(
             f"found {', '.join(name for _, name in values)} in a variable of a module, and no class like "
@@ -97,6 +101,12 @@ def _class_with(cls: type, values: dict[GlobalName, Any]) -> type:
 
     same = {"__module__": cls.__module__, "__qualname__": cls.__qualname__, "__doc__": cls.__doc__, "__slots__": ()}
     return type(cls)(cls.__name__, (cls,), {**same, **made, "__reduce_ex__": reduced, "__setstate__": restore})
+
+
+def _makers(cls: type) -> list[Any]:
+    """Return what runs when a subclass is made: a registry would then hold it in place of the class."""
+    meta = type(cls)
+    return [getattr(cls, "__init_subclass__", None), meta.__new__, meta.__init__, getattr(meta, "__prepare__", None)]
 
 
 def _like(member: Any, function: types.FunctionType) -> Any:
