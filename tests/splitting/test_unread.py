@@ -71,6 +71,59 @@ def test_what_reading_has_opened_is_taken_out_again(wrap):
     assert torch.equal(pickle.loads(pickle.dumps(dataset))[3], dataset[3])
 
 
+class Reader:
+    """Opens when it reads first, for each process in a dict."""
+
+    def __init__(self):
+        self.database, self.of_process = None, {}
+
+    def __getitem__(self, index):
+        self.database = self.database or Opened("")
+        return self.of_process.setdefault(0, Opened("")).image(index)
+
+
+class Holder:
+    """Holds what opens, under names of its own."""
+
+    def __init__(self, *inner):
+        self.base, self.parts = inner[0], [*inner]
+
+    def __getitem__(self, index):
+        return [one[index] for one in self.parts]
+
+
+def test_what_other_objects_have_opened_is_taken_out_too():
+    reader = Reader()
+    dataset = Holder(reader)
+    unread, again = Unread(dataset), Unread(copied := Holder(Reader()))
+    dataset[3], copied[3]
+    unread.close(dataset)
+    assert vars(reader) == {"database": None, "of_process": {}}
+    share_opened(copied, dataset)
+    assert vars(reader) == vars(copied.base)
+    again.close(dataset)
+    assert pickle.loads(pickle.dumps(dataset))[3]
+
+
+def test_a_copy_may_have_two_of_an_object_that_stands_twice():
+    inner, other = Reader(), Reader()
+    unread = Unread(Holder(inner, inner, other))
+    copied = Holder(copy.copy(inner), copy.copy(inner), other)
+    copied[3]
+    unread.close(copied)
+    pickle.dumps(copied)
+    assert [(one.database, one.of_process) for one in copied.parts] == [(None, {})] * 3
+
+
+def test_what_was_read_beside_the_opened_is_shared_too():
+    dataset, copied = Lazy(), Lazy()
+    dataset.keys, copied.keys = None, None
+    copied[3]
+    copied.keys = [3]
+    share_opened(copied, dataset)
+    assert (dataset.is_open, dataset.keys) == (True, [3])
+
+
 def test_a_copy_that_is_watched_keeps_its_steps():
     dataset = Lazy()
     unread, copied = Unread(dataset), copy.copy(dataset)

@@ -3,33 +3,38 @@
 from __future__ import annotations
 
 import pickle
+import types
 from typing import Any
 
 import numpy as np
 import torch
 
+from memfeed.splitting.tracer import Marked
+
 MOST_ENTRIES = 100  # of a dict of settings
+_MOST_OWNERS = 256
 
 
 class Unread:
-    """The attributes of a dataset, and of those inside it, before a sample is read.
+    """The attributes of a dataset, and of the objects inside it, before a sample is read.
 
     Many datasets open a database when the first sample is read, because what is open cannot be pickled: each worker of
     a DataLoader opens its own. Here samples are read before there are workers.
     """
 
     def __init__(self, dataset: Any) -> None:
-        self._before = [
-            ({name: _flag_of(value) for name, value in owner.items()}, _dicts_of(owner))
-            for owner in attributes_inside(dataset)
-        ]
+        self._before = {
+            path: ({name: _flag_of(value) for name, value in owner.items()}, _dicts_of(owner))
+            for path, owner in _owners(dataset).items()
+        }
 
     def close(self, dataset: Any) -> None:
         """Put back None, or nothing, where reading has put what cannot be pickled; the flags and dicts beside it too.
 
-        ``dataset`` is the one that was given, or a copy of it with as many datasets inside.
+        ``dataset`` is the one that was given, or a copy of it.
         """
-        for owner, (before, dicts) in zip(attributes_inside(dataset), self._before, strict=False):
+        for path, owner in _owners(dataset).items():
+            before, dicts = self._before.get(path, (owner, []))
             opened = [n for n, value in owner.items() if before.get(n) is None and _is_opened(value)]
             for name in opened:
                 del owner[name]
@@ -42,11 +47,14 @@ class Unread:
 
 def share_opened(copy: Any, dataset: Any) -> None:
     """Give a dataset what a copy of it has opened: not every database can be opened twice in a process."""
-    for theirs, own in zip(attributes_inside(copy), attributes_inside(dataset), strict=False):
-        opened = [n for n, value in theirs.items() if own.get(n) is None and _is_opened(value)]
-        if opened:
-            flags = [n for n, value in theirs.items() if type(value) is bool]
-            own.update({n: theirs[n] for n in opened + flags})
+    owners = _owners(dataset)
+    for path, theirs in _owners(copy).items():
+        own = owners.get(path, theirs)
+        missing = {n: value for n, value in theirs.items() if own.get(n) is None}
+        opened = {n: value for n, value in missing.items() if _is_opened(value)}
+        if opened:  # with what was read beside it
+            beside = {n: value for n, value in missing.items() if not callable(value)}
+            own.update(opened | beside | {n: value for n, value in theirs.items() if type(value) is bool})
 
 
 def attributes_inside(dataset: Any) -> list[dict[str, Any]]:
@@ -62,6 +70,34 @@ def attributes_inside(dataset: Any) -> list[dict[str, Any]]:
     return list(found.values())
 
 
+def _owners(dataset: Any) -> dict[tuple[Any, ...], dict[Any, Any]]:
+    """Return the attributes of a dataset and of the objects that it holds, and its short dicts, by the ways to them.
+
+    A copy has the same ways, though it may have two copies of one object.
+    """
+    found: dict[tuple[Any, ...], dict[Any, Any]] = {}
+    ahead: list[tuple[tuple[Any, ...], Any, frozenset[int]]] = [((), dataset, frozenset())]
+    while ahead and len(found) < _MOST_OWNERS:
+        path, value, above = ahead.pop()
+        own = value if isinstance(value, dict) else getattr(value, "__dict__", None)
+        if isinstance(value, list | tuple):
+            own = dict(enumerate(value))
+        elif isinstance(own, dict):
+            found[path] = own
+        if isinstance(own, dict) and id(value) not in above and (not path or len(own) < MOST_ENTRIES):
+            inside = above | {id(value)}
+            ahead += [((*path, name), one, inside) for name, one in reversed(own.items()) if _may_own(one)]
+    return found
+
+
+def _may_own(value: Any) -> bool:
+    """Return True for an object, and for a container, that may hold what is opened. Steps that are watched may not."""
+    if isinstance(value, dict | list | tuple):
+        return True
+    is_other = isinstance(value, type | types.ModuleType | torch.Tensor | np.ndarray) or callable(value)
+    return not is_other and isinstance(getattr(value, "__dict__", None), dict)
+
+
 def _flag_of(value: Any) -> Any:
     return value if value is None or type(value) is bool else ...  # not the value, which may be large
 
@@ -71,12 +107,9 @@ def _dicts_of(owner: dict[str, Any]) -> list[tuple[dict[Any, Any], dict[Any, Any
 
 
 def _is_opened(value: Any) -> bool:
-    """Return True for what cannot be pickled. Not for a function, which may be a step that is watched."""
-    if (
-        callable(value)
-        or value is None
-        or isinstance(value, bool | int | float | str | bytes | torch.Tensor | np.ndarray)
-    ):
+    """Return True for what cannot be pickled. Not for a function, nor for a step that is watched."""
+    is_step = isinstance(value, types.FunctionType | types.MethodType) or issubclass(type(value), Marked)
+    if is_step or value is None or isinstance(value, bool | int | float | str | bytes | torch.Tensor | np.ndarray):
         return False
     try:
         pickle.dumps(value)
