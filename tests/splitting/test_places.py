@@ -234,3 +234,9 @@ def test_pipelines_of_a_module_are_found_where_methods_name_them():
     changed = replaced(dataset, changes)
     assert (changed[0], dataset[0]) == (1 + 200 + 101 + 1, 4 + 2 + 1)
     assert [str(one) for one in find_places(dataset, "BY_NAME", names=True)] == list(places)[1:3]
+
+
+def test_what_a_table_refers_to_is_no_pipeline():
+    frame = pytest.importorskip("pandas").DataFrame({"a": [1, 2]})
+    frame.flags.allows_duplicate_labels = False  # an object with a weak reference, which can be called
+    assert list(found(Numbers(frame=frame, transform=double))) == ["dataset.transform"]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import types
+import weakref
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -182,7 +183,7 @@ def _places(
 
 def is_pipeline(value: Any) -> bool:
     """Return True for a callable, which may be a step or a pipeline."""
-    return callable(value) and not isinstance(value, type | torch.nn.ModuleList)
+    return callable(value) and not isinstance(value, type | torch.nn.ModuleList | weakref.ReferenceType)
 
 
 def _is_owner(value: Any) -> bool:
