@@ -97,3 +97,15 @@ def test_equal_images_are_stored_once():
     assert read.pattern.same_as == (0, 0, 2)
     assert torch.equal(read.leaves[0], read.leaves[1])
     assert [link is None for link in read.pattern.links] == [True, False, True]
+
+
+class Compared(Tensors):
+    def __getitem__(self, index):
+        image = self.load(index)
+        return (self.transform(image) if self.transform is self.pipelines["train"] else image), index
+
+
+def test_a_pipeline_at_two_places_is_one_object_for_the_code_of_the_dataset():
+    cut = cut_of(Compared(STEPS, pipelines={"train": STEPS, "val": v2.CenterCrop(28)}))
+    assert cut.read(3).sample[0].shape == (3, 20, 20)
+    assert {str(cut.places[name[0]]) for name in cut.drawing()} == {"dataset.transform"}

@@ -47,6 +47,7 @@ class Cut:
         self.tracer = Tracer(self.generators)
         marks: dict[Path, Any] = {}
         firsts: dict[int, int] = {}  # a pipeline that is at several places is one
+        made: dict[int, Marked] = {}
         for number, place in enumerate(self.places):
             firsts.setdefault(id(place.value), number)
         for number in sorted(range(len(places)), key=lambda one: -len(places[one].path)):  # the innermost first
@@ -55,9 +56,11 @@ class Cut:
                 path[len(place.path) :]: mark for path, mark in marks.items() if path[: len(place.path)] == place.path
             }
             first = firsts[id(place.value)]
-            target = self._marked_steps((first, ()), place.value) if not inner else replaced(place.value, inner)
+            if first not in made:  # one mark at all places: code may ask if two of them have the same pipeline
+                target = self._marked_steps((first, ()), place.value) if not inner else replaced(place.value, inner)
+                made[first] = Marked(self.tracer, (first, ()), target, place.value)
             marks = {path: mark for path, mark in marks.items() if path[: len(place.path)] != place.path}
-            marks[place.path] = Marked(self.tracer, (first, ()), target, place.value)
+            marks[place.path] = made[first]
         self.marked = replaced(dataset, marks) if marks else dataset
         self._watch(probes)
         self.tossed = {i for steps in self.tracer.coins.values() for i in steps}
