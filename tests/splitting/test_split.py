@@ -687,4 +687,4 @@ def test_the_line_says_where_a_dataloader_may_be_faster(seconds):
 
     line = split(Noisy(), range(8), None, None, ".", cuts_fixed=False).line
     assert "as they are: transform" in line
-    assert ("a whole sample of the dataset with its files in memory, so a DataLoader may be" in line) == (not seconds)
+    assert ("made sample by sample, the random part takes" in line) == (not seconds)
