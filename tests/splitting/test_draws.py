@@ -2,6 +2,7 @@
 
 import random
 import sys
+from collections import namedtuple
 
 import numpy as np
 import pytest
@@ -25,6 +26,9 @@ class Draws:
         if index in self.rows:
             value += float(self.draw())  # DRAWS
         return value
+
+
+Point = namedtuple("Point", "x y")
 
 
 class DrawsLast:
@@ -58,6 +62,14 @@ def test_the_line_of_the_function_that_it_calls_is_named():
 
 def test_the_last_line_of_a_sample_is_named():
     assert find(DrawsLast()) == line_of("LAST")
+
+
+def test_the_code_that_python_makes_for_a_namedtuple_is_not_named():
+    class Named:
+        def __getitem__(self, index):
+            return Point(index, 2).x + random.random()  # NAMED
+
+    assert find(Named()) == line_of("NAMED")
 
 
 def test_a_generator_of_its_own_is_watched():

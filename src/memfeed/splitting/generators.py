@@ -325,11 +325,13 @@ def drawing_line(
 
     def trace(frame: FrameType, event: str, argument: Any) -> Any:
         nonlocal line
-        if found or frame.f_code.co_filename.startswith((*LIBRARIES, _OWN, "<frozen")):
+        file = frame.f_code.co_filename
+        is_made = file == "<string>" and frame.f_globals is not vars(sys.modules["__main__"])  # of a namedtuple
+        if found or is_made or file.startswith((*LIBRARIES, _OWN, "<frozen")):
             return None
         look()
         if calls() is not None:
-            line = f"{frame.f_code.co_filename}:{frame.f_lineno}"
+            line = f"{file}:{frame.f_lineno}"
         return trace
 
     try:
