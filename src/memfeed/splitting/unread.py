@@ -79,12 +79,14 @@ def _owners(dataset: Any) -> dict[tuple[Any, ...], dict[Any, Any]]:
     ahead: list[tuple[tuple[Any, ...], Any, frozenset[int]]] = [((), dataset, frozenset())]
     while ahead and len(found) < _MOST_OWNERS:
         path, value, above = ahead.pop()
+        if isinstance(value, dict | list | tuple) and len(value) >= MOST_ENTRIES:
+            continue
         own = value if isinstance(value, dict) else getattr(value, "__dict__", None)
         if isinstance(value, list | tuple):
             own = dict(enumerate(value))
         elif isinstance(own, dict):
             found[path] = own
-        if isinstance(own, dict) and id(value) not in above and (not path or len(own) < MOST_ENTRIES):
+        if isinstance(own, dict) and id(value) not in above:
             inside = above | {id(value)}
             ahead += [((*path, name), one, inside) for name, one in reversed(own.items()) if _may_own(one)]
     return found
