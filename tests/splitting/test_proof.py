@@ -114,3 +114,31 @@ def test_a_step_that_changes_after_the_proof_is_found():
     step.source = random.SystemRandom()
     with pytest.raises(SplitError, match="make another sample"):
         [cut[index] for index in range(30, 36)]
+
+
+class Plus:
+    def __call__(self, values):
+        return values + 1
+
+
+PLUS = Plus()
+
+
+class Keeps(torch.utils.data.Dataset):
+    """Keeps what it drew when a sample was read first, and uses a pipeline of the module."""
+
+    def __init__(self):
+        self.kept = {}
+
+    def __len__(self):
+        return 2
+
+    def __getitem__(self, index):
+        if index not in self.kept:
+            self.kept[index] = torch.rand(3)
+        return PLUS(self.kept[index])
+
+
+def test_a_dataset_that_has_kept_its_draws_is_not_read_again_to_look_elsewhere():
+    with pytest.raises(SplitError, match="keeps what came of them"):
+        prove(Keeps(), range(2))

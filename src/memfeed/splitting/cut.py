@@ -25,6 +25,10 @@ class StatefulError(SplitError):
     """Samples differ when they are read again, though nothing draws."""
 
 
+class KeptDrawError(SplitError):
+    """The dataset keeps what it drew when a sample was read first."""
+
+
 class Cut:
     """A copy of a dataset whose callables are watched, with the random part of each pipeline that draws.
 

@@ -5,7 +5,6 @@ All three must be the same in every leaf and every bit, under the same states of
 
 from __future__ import annotations
 
-import contextlib
 import random
 import time
 from collections.abc import Callable, Sequence
@@ -16,7 +15,7 @@ from memfeed.errors import SplitError
 from memfeed.schema.compare import describe_difference, difference, equal
 from memfeed.schema.names import display
 from memfeed.schema.values import is_pil
-from memfeed.splitting.cut import Cut, DrawsOutsideError, StatefulError
+from memfeed.splitting.cut import Cut, DrawsOutsideError, KeptDrawError, StatefulError
 from memfeed.splitting.generators import Generators, State, drawing_line, kept_draw
 from memfeed.splitting.leaves import ORIENTATION, copied_tree, require_comparable
 from memfeed.splitting.pattern import Pattern, Read, from_parts, to_parts
@@ -87,7 +86,7 @@ def look(dataset: Any, rows: Sequence[int], generators: Generators, *, at_once: 
             loose |= generators.moved(begin, end) & generators.moved(first_end, end)
             is_kept = is_kept and not generators.moved(begin, end)
         if is_kept and done:  # the first sample may draw for all of them
-            raise SplitError(kept_draw(index))
+            raise KeptDrawError(kept_draw(index))
         done.append(index)
     return is_random, loose
 
@@ -113,8 +112,12 @@ def prove(
 
     named = find_places(dataset, name, names=True) if name is None else places
     if len(named) > len(places):
-        with contextlib.suppress(Exception):  # a class with other names may fail in any way
+        try:
             return proven_at(named)
+        except (StatefulError, KeptDrawError):  # to read the samples again may not show it
+            raise
+        except Exception:  # a class with other names may fail in any way
+            pass
     try:
         return proven_at(places)
     except DrawsOutsideError:  # other objects are looked into last: a copy of one may fail in any way
