@@ -2,6 +2,8 @@ import multiprocessing
 import os
 import time
 
+import pytest
+
 from memfeed.system import machine
 from support import wait_until
 
@@ -71,3 +73,8 @@ def _is_alive(pid):
             return file.read().rpartition(")")[2].split()[0] != "Z"
     except FileNotFoundError:
         return False
+
+
+@pytest.mark.parametrize("context", ["spawn", multiprocessing.get_context("spawn")], ids=["text", "object"])
+def test_the_context_of_a_dataloader_decides(context):
+    assert machine.start_method(context) == "spawn"

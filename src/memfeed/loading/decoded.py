@@ -135,11 +135,6 @@ class _BeginWorker:
             self.own(worker)
 
 
-def _start_method(context: Any) -> str:
-    own = context if isinstance(context, str | None) else context.get_start_method()
-    return own or machine.start_method()
-
-
 def names_of(decoders: Sequence[Any]) -> list[tuple[str, str]]:
     """Return module and name of each function of the user's. Raises LoaderError for one that has none."""
     found = []
@@ -217,7 +212,7 @@ def become_decoded(
             "memfeed: this loader reads all samples on each rank, as a DataLoader does: pass "
             "sampler=torch.utils.data.DistributedSampler(dataset) to divide them"
         )
-    if given.num_workers and _start_method(given.multiprocessing_context) != "fork":
+    if given.num_workers and machine.start_method(given.multiprocessing_context) != "fork":
         unread.close(dataset)  # as a DataLoader finds it, which reads no sample before it starts workers
     options = {name: getattr(given, name) for name in _OF_TORCH}
     options |= {} if given.prefetch_factor is None else {"prefetch_factor": given.prefetch_factor}

@@ -131,8 +131,7 @@ def _fill_store(dataset: Any, given: Arguments) -> Store:
     if starts_processes:  # warns if they are more than there are cores
         DataLoader.check_worker_number_rationality(SimpleNamespace(num_workers=worker_count))  # type: ignore[arg-type]
     if context is not None and starts_processes:
-        method = getattr(context, "get_start_method", lambda: context)()
-        used = machine.start_method()
+        method, used = machine.start_method(context), machine.start_method()
         if method != used:
             say_once(
                 f"memfeed: multiprocessing_context={method!r} has no effect: the processes that fill the store start "

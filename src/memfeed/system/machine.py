@@ -80,8 +80,13 @@ def is_daemon() -> bool:
     return bool(multiprocessing.current_process().daemon)
 
 
-def start_method() -> str:
-    """Return how `torch.multiprocessing` starts processes, and leave the choice to those who have made none."""
+def start_method(context: Any = None) -> str:
+    """Return how `torch.multiprocessing` starts processes, and leave the choice to those who have made none.
+
+    ``context`` is a ``multiprocessing_context`` of a DataLoader, which decides if it is given.
+    """
+    if context is not None:
+        return context if isinstance(context, str) else str(context.get_start_method())
     return multiprocessing.get_start_method(allow_none=True) or multiprocessing.get_all_start_methods()[0]
 
 
