@@ -1,6 +1,7 @@
 """Idioms of datasets around datasets, of rows of several kinds, and of samples that PIL or Hugging Face give."""
 
 import random
+import types
 import warnings
 from dataclasses import dataclass, field
 
@@ -445,6 +446,19 @@ def list_of_the_module():
             for step in IN_ORDER:
                 image = step(image)
             return image, self.labels[index]
+
+    return Named(None)
+
+
+settings = types.ModuleType("settings")
+settings.train, settings.__file__ = CROP, __file__
+
+
+@TABLE.add("the pipeline is a variable of another module (config.transform)", "torchvision v1", "batched")
+def of_another_module():
+    class Named(Rows):
+        def __getitem__(self, index):
+            return settings.train(Image.fromarray(self.images[index])), self.labels[index]
 
     return Named(None)
 

@@ -6,6 +6,8 @@ import dataclasses
 import multiprocessing
 import pickle
 import sys
+import types
+from pathlib import Path
 
 import pytest
 
@@ -176,6 +178,42 @@ def test_classes_that_cannot_be_changed_are_an_error(cls):
 
 def test_an_object_whose_attributes_are_frozen_is_changed_too():
     assert changed(Frozen, double=times_ten)[4] == 120
+
+
+package = types.ModuleType("package")
+package.__path__ = [str(Path(__file__).parent)]  # a namespace package has no file
+package.config = types.ModuleType("package.config")
+package.config.__file__, package.config.scaled, package.config.read = __file__, double, 0
+sys.modules.update({"package": package, "package.config": package.config})
+
+
+class ByModule:
+    def __getitem__(self, index):
+        package.config.read += 1
+        return package.config.scaled(index) + package.config.read, package.config.__name__
+
+
+class OfALibrary:
+    def __getitem__(self, index):
+        return sys.modules[index]
+
+
+def test_what_methods_read_in_a_module_of_the_user_is_found():
+    found = named_by(ByModule)
+    assert found[__name__, "package.config.scaled"] is double
+    assert found[__name__, "package"] is package
+    assert (__name__, "sys.modules") not in named_by(OfALibrary)
+
+
+@pytest.mark.parametrize("remade", [lambda one: one, lambda one: pickle.loads(pickle.dumps(one)), copy.deepcopy])
+def test_methods_of_a_copy_find_other_values_in_a_module(monkeypatch, remade):
+    monkeypatch.setattr(package.config, "read", 0)
+    one = ByModule()
+    with_names(one, {(__name__, "package.config.scaled"): times_ten})
+    one = remade(one)
+    assert one[4] == (41, "package.config")
+    assert ByModule()[4] == (10, "package.config"), "the module has its own, and what a copy assigns"
+    assert one[4] == (43, "package.config")
 
 
 PROGRAM = """

@@ -283,6 +283,12 @@ def is_installed(function: types.FunctionType) -> bool:
     return function.__code__.co_filename.startswith((*LIBRARIES, "<frozen"))  # as collections.abc is
 
 
+def is_library(module: types.ModuleType) -> bool:
+    """Return True for a module of a library, and for one without a file or folder."""
+    places: list[str | None] = [getattr(module, "__file__", None), *getattr(module, "__path__", ()), "<frozen"]
+    return next(filter(None, places)).startswith((*LIBRARIES, "<frozen"))
+
+
 def kept_draw(index: int) -> str:
     """Return what is found of a dataset that draws when a sample is read first, and then no more."""
     return (

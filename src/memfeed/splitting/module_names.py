@@ -13,18 +13,18 @@ from functools import cache
 from typing import Any
 
 from memfeed.errors import SplitError
-from memfeed.splitting.generators import is_installed
+from memfeed.splitting.generators import is_installed, is_library
 
 GlobalName = tuple[str, str]
-"""The name of a module, and a name in it."""
+"""The name of a module, and a name in it; "config.transform" is one in a module of the user that it imports."""
 
 
 def named_by(cls: type) -> dict[GlobalName, Any]:
     """Return what the methods of a class, which a user wrote, find by name in their modules; no names they assign."""
     found: dict[GlobalName, Any] = {}
     for _, function in _functions(cls):
-        names = _global_names(function)
-        found.update({(_module(function), one): function.__globals__[one] for one in names})
+        where = _module(function)
+        found.update({(where, name): value for name, value in _global_values(function).items()})
     return found
 
 
@@ -69,11 +69,29 @@ class _Globals(dict[str, Any]):
         return self._module[name]
 
 
+class _Variables(types.ModuleType):
+    """A module some of whose variables have values of their own. All others are read and set in the module itself."""
+
+    def __init__(self, module: types.ModuleType, values: Mapping[str, Any]) -> None:
+        super().__init__(module.__name__)
+        vars(self).clear()
+        vars(self).update(_with_modules(vars(module), values), __real__=module)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(vars(self)["__real__"], name)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        setattr(vars(self)["__real__"], name, value)
+
+    def __delattr__(self, name: str) -> None:
+        delattr(vars(self)["__real__"], name)
+
+
 def _class_with(cls: type, values: dict[GlobalName, Any]) -> type:
     """Return a class like another one, whose methods find other values. Its objects are pickled with these."""
     made: dict[str, Any] = {}
     for name, function in _functions(cls):
-        if not values.keys().isdisjoint((_module(function), one) for one in _global_names(function)):
+        if not values.keys().isdisjoint((_module(function), one) for one in _global_values(function)):
             copied = types.FunctionType(
                 function.__code__,
                 _Globals(function, values),
@@ -97,7 +115,7 @@ def _class_with(cls: type, values: dict[GlobalName, Any]) -> type:
         if hasattr(cls, "__setstate__"):
             cls.__setstate__(self, own)
         else:
-            self.__dict__.update(own)
+            self.__dict__.update(own or {})  # None for an object without attributes
 
     same = {"__module__": cls.__module__, "__qualname__": cls.__qualname__, "__doc__": cls.__doc__, "__slots__": ()}
     return type(cls)(cls.__name__, (cls,), {**same, **made, "__reduce_ex__": reduced, "__setstate__": restore})
@@ -138,23 +156,43 @@ def _functions(cls: type) -> Iterator[tuple[str, types.FunctionType]]:
             seen.add(name)
 
 
-def _global_names(function: types.FunctionType) -> list[str]:
-    """Return the global variables that a function reads; [] if it assigns one: its copy would assign its own."""
-    return [name for name in _names_read(function.__code__) if name in function.__globals__]
+def _global_values(function: types.FunctionType) -> dict[str, Any]:
+    """Return what a function reads by name in its module, and in modules of the user that the module imports.
+
+    {} if it assigns a variable of the module: its copy would assign its own.
+    """
+    found: dict[str, Any] = {}
+    for first, *rest in _names_read(function.__code__):
+        if first in function.__globals__:
+            name, value = first, function.__globals__[first]
+            found[name] = value
+            while rest and isinstance(value, types.ModuleType) and not is_library(value) and rest[0] in vars(value):
+                value = vars(value)[rest[0]]
+                name = f"{name}.{rest.pop(0)}"
+            found[name] = value
+    return found
 
 
 @cache
-def _names_read(code: types.CodeType) -> tuple[str, ...]:
-    found: dict[str, None] = {}
+def _names_read(code: types.CodeType) -> tuple[tuple[str, ...], ...]:
+    """Return the global variables that code reads, each with the attributes of it that are read at once."""
+    found: dict[tuple[str, ...], None] = {}
+    last: list[str] = []
     for one in dis.get_instructions(code):
         if one.opname in ("STORE_GLOBAL", "DELETE_GLOBAL"):
             return ()
         if one.opname == "LOAD_GLOBAL":
-            found[one.argval] = None
+            found[tuple(last)] = None
+            last = [one.argval]
+        elif last and one.opname in ("LOAD_ATTR", "LOAD_METHOD"):
+            last.append(one.argval)
+        elif one.opname != "EXTENDED_ARG":
+            found[tuple(last)] = None
+            last = []
     for inner in code.co_consts:
         if isinstance(inner, types.CodeType):
             found.update(dict.fromkeys(_names_read(inner)))
-    return tuple(found)
+    return tuple(names for names in found if names)
 
 
 def _function_of(member: Any) -> Any:
@@ -163,8 +201,19 @@ def _function_of(member: Any) -> Any:
 
 
 def _of_module(function: types.FunctionType, values: Mapping[GlobalName, Any]) -> dict[str, Any]:
-    """Return the values of the names in the module of a function."""
-    return {name: value for (where, name), value in values.items() if where == _module(function)}
+    """Return the values of the names in the module of a function, with modules that have the others."""
+    own = {name: value for (where, name), value in values.items() if where == _module(function)}
+    variables = function.__globals__
+    return _with_modules(variables._module if isinstance(variables, _Globals) else variables, own)
+
+
+def _with_modules(variables: Mapping[str, Any], values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return values by names without dots: in place of those that have one, modules among ``variables`` with them."""
+    found = {name: value for name, value in values.items() if "." not in name}
+    for first in {name.partition(".")[0] for name in values if "." in name}:
+        inner = {name.partition(".")[2]: value for name, value in values.items() if name.startswith(f"{first}.")}
+        found[first] = _Variables(variables[first], inner)
+    return found
 
 
 def _module(function: types.FunctionType) -> str:

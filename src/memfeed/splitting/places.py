@@ -58,7 +58,10 @@ def find_places(
     named = [
         place
         for place in found
-        if any(kinds.get(kind) == key or (kind == "global" and key[1] == name) for kind, key in place.path)
+        if any(
+            kinds.get(kind) == key or (kind == "global" and key[1].rpartition(".")[2] == name)
+            for kind, key in place.path
+        )
     ]
     if not named:
         raise SplitError(
