@@ -1,4 +1,4 @@
-"""What a codec is: one row of a column to a blob of bytes, and back into memory of the caller."""
+"""The interface of a codec: one row of a column to a blob of bytes, and back into memory of the caller."""
 
 from __future__ import annotations
 

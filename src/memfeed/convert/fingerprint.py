@@ -1,4 +1,4 @@
-"""What a store keeps of its dataset, and compares with it: hashes of samples and of the source, classes and targets.
+"""The fingerprint of a dataset: hashes of samples and of the source, which a store keeps and compares.
 
 The hashes of some samples are compared with the rows as they were written, before the store is finished.
 """

@@ -1,4 +1,4 @@
-"""What goes wrong in the processes of a conversion: exceptions, which are sent to another process, and no progress."""
+"""Failures in the processes of a conversion: exceptions, which are sent to another process, and no progress."""
 
 from __future__ import annotations
 

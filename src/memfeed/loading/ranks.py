@@ -1,4 +1,4 @@
-"""What this process knows of the other ranks: its number, messages to them, and the seed that all of them draw.
+"""The ranks of a job: the number of this process, messages to the others, and the seed that all of them draw.
 
 A loader that was given no seed draws one from a generator, on several ranks rank 0 does it for all of them. Messages go
 through the store of the job's process group. This needs no device and no collective. A rank that does not answer is

@@ -1,4 +1,4 @@
-"""What a loader reads in place, as one store: stores, views, columns in memory, and several stores of one schema.
+"""The sources that a loader reads as one store: stores, views, columns in memory, and several stores of one schema.
 
 Of several stores the rows come in turn, or mixed by weight. Indices, and tensors by memory, are compared with their
 state when the loader was made. Values in this memory are not compared: they may change, and are read as they are then.

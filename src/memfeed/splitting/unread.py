@@ -1,4 +1,4 @@
-"""What a dataset held before its first sample was read here, so that it can be sent to other processes as it was."""
+"""The attributes of a dataset before its first sample was read, so that it can be sent to other processes as it was."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the code of a function says, to be hashed, and the names that it uses."""
+"""The content of the code of a function, to be hashed, and the names that it uses."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a machine gives a loader: memory, disk, page-locked memory, /dev/shm, limits, and the file system."""
+"""The machine that a loader runs on: memory, disk, page-locked memory, /dev/shm, limits, and the file system."""
 
 from __future__ import annotations
 

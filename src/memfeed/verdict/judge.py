@@ -1,4 +1,4 @@
-"""What was measured of a program, plain data that JSON keeps; and the judgement: whether a store helps.
+"""The measurements of a program, plain data that JSON keeps, and the judgement: whether a store helps.
 
 It comes from measured turns and their spread alone.
 """

@@ -1,4 +1,4 @@
-"""What each step of a sample costs, which samples are slow, and which files a program opens.
+"""The cost of each step of a sample, the slow samples, and the files that a program opens.
 
 And the price list: what a store would take in each form, measured with some samples of the dataset.
 """
