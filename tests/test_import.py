@@ -103,6 +103,21 @@ def test_a_training_imports_no_conversion_transform_or_table(small_store, new_mo
     assert len(new - own) <= 60  # 48 with the newest versions, 51 with the oldest
 
 
+@pytest.mark.parametrize("collate_fn", ["list", "None"])
+def test_rows_of_varying_length_import_no_compiler(tmp_path, new_modules, collate_fn):
+    """Operations on nested tensors would import torch.distributed and sympy."""
+    alone = "from torch.nested._internal.nested_tensor import NestedTensor; NestedTensor(*[torch.arange(2)] * 2)"
+    if new_modules(alone) & HEAVY:
+        pytest.skip("this torch imports its compiler for any nested tensor")
+    memfeed.cache([{"ids": torch.arange(i + 1)} for i in range(9)], tmp_path / "s.mf", progress=False, workers=0)
+    new = new_modules(
+        f"import memfeed; list(memfeed.Loader(memfeed.open(sys.argv[1]), 4, collate_fn={collate_fn}))",
+        tmp_path / "s.mf",
+    )
+    assert not (new & HEAVY)
+    assert "torch.distributed.tensor" not in new
+
+
 def test_a_conversion_imports_no_loader(tmp_path, new_modules):
     code = "import memfeed; memfeed.cache([(torch.ones(2), 1)] * 9, sys.argv[1], progress=False, workers=0)"
     new = new_modules(code, tmp_path / "s.mf")

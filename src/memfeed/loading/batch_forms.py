@@ -24,7 +24,7 @@ from memfeed.loading.bind import Bound, UserTransform, followed_images, is_keyed
 from memfeed.schema.assemble import NAMESPACE, assembler
 from memfeed.schema.containers import map_leaves
 from memfeed.schema.fields import Node, Path, Schema
-from memfeed.schema.jagged import jagged_rows, ragged_dim_of
+from memfeed.schema.jagged import jagged_rows, jagged_values, ragged_dim_of
 from memfeed.schema.samples import Canvases, FinishedSamples, SampleMaker
 from memfeed.schema.tensordicts import is_tensordict
 from memfeed.schema.tree import Flattener
@@ -248,7 +248,9 @@ class OneRow:
                 if not rows.is_nested:
                     continue
                 # of a jagged tensor without a look at its offsets, for which a GPU would wait
-                row = rows.values() if rows.layout is torch.jagged else rows.unbind()[0]
+                row = jagged_values(rows)
+                if row is None:
+                    row = rows.values() if rows.layout is torch.jagged else rows.unbind()[0]
             else:
                 row = rows[0]
             batch = replace(batch, field, list(rows) if row is None else row.unsqueeze(0))

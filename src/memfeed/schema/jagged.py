@@ -7,6 +7,7 @@ reads its pixels from.
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Callable, Iterable, Sequence
 from functools import cache
 from typing import Any, NamedTuple
@@ -96,7 +97,20 @@ def jagged_tensor(values: torch.Tensor, offsets: torch.Tensor, like: torch.Tenso
 
 def jagged_rows(batch: torch.Tensor) -> list[torch.Tensor]:
     """Return the rows of a nested tensor, each contiguous; views where they are so already."""
-    return [row.contiguous() for row in batch.unbind(0)]
+    values = jagged_values(batch)
+    if values is None:
+        return [row.contiguous() for row in batch.unbind(0)]
+    sizes = batch._offsets.diff().tolist()  # type: ignore[attr-defined]
+    return [row.contiguous() for row in torch.unsafe_split_with_sizes(values, sizes, ragged_dim_of(batch))]
+
+
+def jagged_values(batch: torch.Tensor) -> torch.Tensor | None:
+    """Return the values of a jagged tensor without an operation of torch; None if that cannot be.
+
+    For any operation on a nested tensor torch imports torch.distributed.tensor and sympy: 2 s in each process.
+    """
+    is_whole = getattr(batch, "_lengths", None) is None and not batch.requires_grad
+    return getattr(batch, "_values", None) if is_whole else None
 
 
 def ragged_dim_of(batch: torch.Tensor) -> int:
@@ -116,7 +130,12 @@ def _constructor() -> Callable[[torch.Tensor, torch.Tensor, dict[str, torch.Tens
     """
 
     def private(values: Any, offsets: Any, extremes: dict[str, torch.Tensor] | None, ragged_idx: int) -> Any:
-        return NestedTensor(values, offsets, _metadata_cache=extremes, _ragged_idx=ragged_idx)
+        if "torch._dynamo" in sys.modules:
+            return NestedTensor(values, offsets, _metadata_cache=extremes, _ragged_idx=ragged_idx)
+        # given extremes, torch imports its compiler to mark them for it: 2 s in each process
+        made = NestedTensor(values, offsets, _ragged_idx=ragged_idx)
+        made._metadata_cache = extremes or {}
+        return made
 
     def public(values: Any, offsets: Any, extremes: dict[str, torch.Tensor] | None, ragged_idx: int) -> Any:
         known: dict[str, Any] = {key: len(tensor) for key, tensor in (extremes or {}).items()}
@@ -126,10 +145,10 @@ def _constructor() -> Callable[[torch.Tensor, torch.Tensor, dict[str, torch.Tens
         from torch.nested._internal.nested_tensor import NestedTensor
 
         values, offsets = torch.arange(6, device="cpu").view(2, 3), torch.tensor([0, 1, 3], device="cpu")
-        probe = private(values, offsets, _extremes(1, 2), 2)
-        works = probe.is_nested and probe.layout == torch.jagged and _ragged_idx(probe) == 2
-        works = works and [list(row.shape) for row in probe.unbind()] == [[2, 1], [2, 2]]
-        works = works and probe.to_padded_tensor(0).shape == (2, 2, 2)
+        extremes = _extremes(1, 2)
+        probe = private(values, offsets, extremes, 2)
+        works = probe.is_nested and probe._values is values and probe._offsets is offsets and _ragged_idx(probe) == 2
+        works = works and probe._metadata_cache == extremes
     except Exception:
         works = False
     return private if works else public
