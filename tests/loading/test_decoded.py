@@ -7,6 +7,7 @@ import io
 import random
 import subprocess
 import sys
+import threading
 import wave
 from pathlib import Path
 
@@ -634,7 +635,17 @@ def test_a_dataset_that_gives_samples_in_turn_is_told_that_some_were_read(tmp_pa
 
 def test_a_random_dataset_that_stays_as_it_is_is_not_told(tmp_path, capsys):
     memfeed.Loader(Made(lambda _: random.random(), 40), 8, cache=tmp_path / "random.mf")
-    assert "in turn" not in capsys.readouterr().err
+    told = capsys.readouterr().err
+    assert "in turn" not in told
+    assert "thread" not in told
+
+
+def test_a_thread_is_told_that_other_threads_may_have_drawn(tmp_path, capsys):
+    dataset = Made(lambda _: random.random(), 40)
+    thread = threading.Thread(target=memfeed.Loader, args=(dataset, 8), kwargs={"cache": tmp_path / "random.mf"})
+    thread.start()
+    thread.join()
+    assert "this loader was made in a thread." in capsys.readouterr().err
 
 
 def test_a_dataset_that_is_prepared_after_its_loader_was_made(tmp_path, capsys):

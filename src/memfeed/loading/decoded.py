@@ -7,6 +7,7 @@ import inspect
 import os
 import pstats
 import sys
+import threading
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -18,7 +19,7 @@ from torch.utils.data import IterableDataset
 from typing_extensions import TypeVar
 
 from memfeed.convert.splits import NotReadyError
-from memfeed.errors import LoaderError, listed
+from memfeed.errors import LoaderError, RandomDataError, listed
 from memfeed.loading.open_source import CannotCacheError
 from memfeed.loading.ranks import joined_world_size
 from memfeed.loading.settings import Arguments
@@ -206,6 +207,13 @@ def become_decoded(
             f"memfeed: {type(dataset).__name__}: some samples were read to find that out. If it gives them in turn, "
             "whatever the index, its first epoch goes on after these (with num_workers each epoch): a DataLoader of "
             "torch begins with the first one"
+        )
+    if isinstance(refused.error, RandomDataError) and threading.current_thread() is not threading.main_thread():
+        say_once(
+            f"memfeed: {type(dataset).__name__}: this loader was made in a thread. If another thread draws random "
+            "numbers, or makes or fills a store, at the same time, a fixed dataset is taken for a random one: all "
+            "threads share the generators. Make the store before the threads begin, memfeed.cache(dataset, PATH, "
+            "split='auto'), and pass it to their loaders: Loader(store, ...)"
         )
     if joined_world_size() > 1 and given.sampler is None and given.batch_sampler is None:
         say_once(
