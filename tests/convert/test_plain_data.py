@@ -14,6 +14,7 @@ from torch.utils.data import Dataset, Subset
 from memfeed.convert.plain_data import (
     DEEPEST,
     DEEPEST_OBJECT,
+    LONG_TEXT,
     MOST_PARTS,
     SETTINGS,
     WIDEST,
@@ -82,6 +83,7 @@ def found(**attributes):
         np.array(3),
         torch.zeros(0),
         list(range(SETTINGS)),
+        "a word " * LONG_TEXT,
     ],
     ids=lambda value: type(value).__name__,
 )

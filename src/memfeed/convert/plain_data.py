@@ -27,6 +27,7 @@ from torch.utils.data import Dataset
 from memfeed.schema.tensordicts import is_a
 from memfeed.store.store import Store
 
+LONG_TEXT = 10_000  # characters: samples are parts of such a text, and it names no file
 SETTINGS = 100  # a list or dict with fewer entries, and not one for each sample, is a setting
 MOST_PARTS = 16  # arrays or datasets in a list or dict that have a digest each
 DEEPEST = 16
@@ -98,7 +99,9 @@ class _Walk:
             is_text = isinstance(value, str | os.PathLike)
             is_place = isinstance(value, str | os.PathLike) and (os.path.isabs(value) or is_folder(value))
             if not objects or is_text:
-                yield Leaf(path, value, "place" if is_place or objects else "setting", folders)
+                is_data = not objects and isinstance(value, str) and len(value) >= LONG_TEXT
+                kind: Kind = "data" if is_data else "place" if is_place or objects else "setting"
+                yield Leaf(path, value, kind, folders)
             return
         if id(value) in self._seen:
             return
