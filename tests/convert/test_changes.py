@@ -307,6 +307,31 @@ def test_what_a_program_changes(path, change, found):
         dataset.__dict__.update(changed)
 
 
+def test_a_counter_of_the_collate_fn_belongs_outside_of_the_dataset(path):
+    class Counting(Labelled):
+        def __init__(self):
+            super().__init__()
+            self.batches = 0
+
+        def collate_fn(self, samples):
+            self.batches += 1
+            return torch.stack([data for data, _ in samples])
+
+    class Batches:
+        batches = 0
+        __call__ = Counting.collate_fn
+
+    dataset = Counting()
+    loader = Loader(dataset, 100, cache=path, collate_fn=dataset.collate_fn)
+    list(loader)
+    with pytest.raises(StaleStoreError, match=r"dataset\.batches has another.*collate_fn=Batches\(\).*with __call__"):
+        next(iter(loader))
+    batches = Batches()
+    loader = Loader(Labelled(), 100, cache=path, collate_fn=batches)
+    assert [len(list(loader)) for _ in range(3)] == [10, 10, 10]
+    assert batches.batches == 30
+
+
 def test_data_in_a_dataset_inside_is_seen_and_so_are_rows(path, monkeypatch):
     monkeypatch.setattr(staleness, "CHECK_SECONDS", 60.0)
     monkeypatch.setattr(staleness, "MOST_CHECKED", N)

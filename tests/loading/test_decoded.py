@@ -304,6 +304,11 @@ class TestTheLine:
         assert "Decoding is" in line
         assert "of the time of a sample (8 samples)" in line
 
+    def test_says_what_is_expected(self, tmp_path, files, capsys):
+        memfeed.Loader(type("PhotographsOfInsectsForTraining", (SimClr,), {})(files), cache=tmp_path / "p.mf")
+        line = " ".join(capsys.readouterr().err.split())
+        assert "expected a pipeline in an attribute of the dataset, as self.transform = Compose([...])." in line
+
     def test_says_how_to_read_all_of_a_long_reason(self, tmp_path, files, capsys):
         memfeed.Loader(SimClr(files), cache=tmp_path / "p.mf")
         shown = (

@@ -36,7 +36,7 @@ T_co = TypeVar("T_co", covariant=True, default=Any)
 _SAMPLES = 8  # that are read to say what decoding takes
 _SMALL_SHARE = 0.2
 _FUNCTIONS_SHOWN = 3
-_REASON_WIDTH = 240
+_REASON_WIDTH = 400
 _RECORDED = ("__setattr__", "__delattr__")  # Lightning records calls of them, and leaves those of the base in classes
 _LIGHTNING_SEEDS = "PL_SEED_WORKERS"  # the variable that `seed_everything(workers=True)` sets
 _OF_STORES: dict[str, Any] = {
