@@ -229,6 +229,24 @@ def test_files_whose_names_hold_those_of_samples_count(folder, path, name):
         cache(Masks(), path)
 
 
+@pytest.mark.parametrize("end", [".npy", ""])
+def test_files_below_a_folder_that_a_method_writes_count(folder, path, monkeypatch, end):
+    class Prompts(Files):
+        def __init__(self):
+            self.data = [{"source": f"{i:03}{end}", "prompt": "a photograph"} for i in range(N)]
+
+        def __getitem__(self, index):
+            """Read ./data/ and / below the directory of the program."""
+            return torch.from_numpy(np.load("./data/" + self.data[index]["source"].removesuffix(".npy") + ".npy"))
+
+    monkeypatch.chdir(folder.parent)
+    cache(Prompts(), path)
+    assert len(cache(Prompts(), path)) == N
+    rewrite(folder / f"{OTHER:03}.npy", 7)
+    with pytest.raises(StaleStoreError, match=r"dataset\.data\[\*\]\['source'\].* \(file times\)"):
+        cache(Prompts(), path)
+
+
 def test_lists_of_words_and_tokens_beside_a_folder_name_no_files(folder, path):
     class Tokens(Files):
         def __init__(self):

@@ -26,6 +26,7 @@ from torch.utils.data import Dataset
 
 from memfeed.schema.tensordicts import is_a
 from memfeed.store.store import Store
+from memfeed.system.code_content import texts_used
 
 LONG_TEXT = 10_000  # characters: samples are parts of such a text, and it names no file
 SETTINGS = 100  # a list or dict with fewer entries, and not one for each sample, is a setting
@@ -51,7 +52,7 @@ class Leaf(NamedTuple):
         value: what it holds.
         kind: "data" if it has an entry for each sample, or so many that it can be no setting. "place" for a path that
             is another one on another machine: not hashed, but its file may be. "records" if it is a `Column`.
-        folders: directories that the attributes beside it name.
+        folders: directories that the attributes beside it name, and that methods write.
     """
 
     path: str
@@ -133,7 +134,7 @@ class _Walk:
 
     def _of_owner(self, owner: Any, path: str, depth: int) -> Iterator[Leaf]:
         attributes = attributes_of(owner)
-        folders = tuple(os.fspath(one) for _, one in attributes if is_folder(one))
+        folders = (*(os.fspath(one) for _, one in attributes if is_folder(one)), *_folders_in_code(owner))
         try:
             length = len(owner)
         except Exception:  # of the user's, or of an iterable without one
@@ -186,6 +187,14 @@ def _of_class(owner: Any, own: set[str], length: int | None) -> list[tuple[str, 
         for name, value in found.items()
         if name not in own and name[:2] != "__" and length and _length_of_data(value) == length
     ]
+
+
+def _folders_in_code(owner: Any) -> list[str]:
+    """Return the folders that methods of an owner's classes write before the names of files: "./data/images/"."""
+    classes = [vars(cls) for cls in type(owner).__mro__ if cls.__module__.partition(".")[0] != "torch"]
+    methods = [value for one in classes for value in one.values() if isinstance(value, types.FunctionType)]
+    texts = dict.fromkeys(text for method in methods for text in texts_used(method.__code__))
+    return [text for text in texts if os.sep in text and text.strip("./") and is_folder(text)]
 
 
 def _length_of_data(value: Any) -> int | None:

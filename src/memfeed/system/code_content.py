@@ -31,3 +31,12 @@ def names_used(code: types.CodeType) -> Iterator[str]:
     for constant in code.co_consts:
         if isinstance(constant, types.CodeType):
             yield from names_used(constant)
+
+
+def texts_used(code: types.CodeType) -> Iterator[str]:
+    """Yield the text that is written in code, with that of the functions inside it."""
+    for constant in code.co_consts:
+        if isinstance(constant, types.CodeType):
+            yield from texts_used(constant)
+        elif isinstance(constant, str):
+            yield constant
