@@ -534,6 +534,30 @@ def test_a_store_that_is_dropped_when_it_is_full_commits_itself(tmp_path):
     assert len(memfeed.open(tmp_path / "s.mf")) == N
 
 
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("batches", [1, 8])
+def test_a_store_is_built_at_once_after_its_loader_was_dropped(tmp_path, workers, batches):
+    loader = Loader(fill(Made(small, N), tmp_path / "a.mf", workers), 8)
+    read = [batch["x"][:, 0].tolist() for batch, _ in zip(loader, range(batches), strict=False)]
+    assert sum(read, []) == list(range(min(8 * batches, N)))
+    del loader
+    gc.collect()
+    store = cache(Made(small, N), tmp_path / "a.mf")
+    assert store.column("x")[:, 0].tolist() == list(range(N))
+
+
+def test_a_thread_does_not_wait_for_a_store_that_it_fills_since_another_loader_was_dropped(tmp_path):
+    first = Loader(fill(Made(small, N), tmp_path / "a.mf", 0), 8)
+    second = Loader(fill(Made(small, N), tmp_path / "a.mf", 0), 8)
+    next(iter(second))
+    lead = second.store._backing.supply
+    del first
+    gc.collect()
+    wait_until(lambda: lead._lead is not None)
+    with pytest.raises(BuildError, match="this very thread is building it already"):
+        cache(Made(small, N), tmp_path / "a.mf")
+
+
 def test_photographs_of_one_short_side_are_lists_though_the_first_are_all_landscapes(tmp_path):
     """A column that is read while it is filled cannot change: its batches are lists from the beginning."""
     upright = 17  # is not probed

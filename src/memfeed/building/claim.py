@@ -52,12 +52,13 @@ def clear(root: Path) -> None:
 
 
 @contextlib.contextmanager
-def claim(path: Path, *, wait: bool = True) -> Iterator[Path]:
+def claim(path: Path, *, wait: bool = True, thread: int | None = None) -> Iterator[Path]:
     """Make this process the one builder of the store at ``path``, and yield the build's directory.
 
     Raises StoreError if the store that is to be replaced, or the build, may be another user's.
     While another process builds the store, waits, and names that process on stderr once a minute; without ``wait``
-    raises ClaimedError. The lock ends with its process; child processes do not share it.
+    raises ClaimedError. The lock ends with its process; child processes do not share it. ``thread`` is the thread that
+    would wait for itself if it claimed it too, by default the caller's.
     """
     if path.name.endswith((format.BUILD_SUFFIX, f"{format.BUILD_SUFFIX}.old")):
         raise StoreError(f"{path}: found a name that only unfinished stores have; expected one that ends in no .build")
@@ -65,7 +66,7 @@ def claim(path: Path, *, wait: bool = True) -> Iterator[Path]:
     trust.require_own_directory(path)
     _require_build(root)
     fd = _wait_for_lock(root, path, wait)
-    key, pid = (root, threading.get_ident()), os.getpid()
+    key, pid = (root, threading.get_ident() if thread is None else thread), os.getpid()
     try:
         _held[key] = fd
         yield root
@@ -76,6 +77,12 @@ def claim(path: Path, *, wait: bool = True) -> Iterator[Path]:
                 _leave(root, fd)
             finally:
                 locks.close_lock(fd)
+
+
+def ends_by_itself(root: Path) -> None:
+    """Note that who holds the lock of the build at ``root`` gives it back soon: each thread may wait for that."""
+    for key in [key for key in _held if key[0] == root]:
+        _held.pop(key, None)
 
 
 def is_claimed(root: Path) -> bool:

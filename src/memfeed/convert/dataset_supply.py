@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from memfeed.building.build import Build
-from memfeed.building.claim import ClaimedError, claim
+from memfeed.building.claim import ClaimedError, claim, ends_by_itself
 from memfeed.building.partial import ABSENT, SKIPPED
 from memfeed.building.service import POLL_SECONDS, Service
 from memfeed.building.unit_queue import NONE
@@ -67,6 +67,7 @@ class DatasetSupply(Service):
         self._caller_lock, self._wake = threading.Lock(), threading.Event()
         self._here: RowWorker | None = None  # in the caller's thread
         self._is_continued = False  # by another supply, of other columns
+        self._maker = threading.get_ident()  # it would wait for itself if it built the store too
 
     # --- see `Service`
 
@@ -88,6 +89,8 @@ class DatasetSupply(Service):
                 write_line(f"memfeed: {error}")
         if not self._will_commit():
             self.stop()
+        if not self.is_elsewhere() and self._lead is not None:
+            ends_by_itself(self.build.root)
 
     def withdraw(self) -> list[Backing]:
         """End, so that columns can change; return the backings that read them. [] in a process that cannot do that.
@@ -304,7 +307,7 @@ class DatasetSupply(Service):
             return
         lead = contextlib.ExitStack()
         try:
-            root = lead.enter_context(claim(target, wait=False))
+            root = lead.enter_context(claim(target, wait=False, thread=self._maker))
         except ClaimedError:
             return
         if (target / format.MANIFEST).exists() or not Build.is_begun(root):
