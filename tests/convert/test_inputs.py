@@ -2,6 +2,7 @@
 
 import enum
 from collections import namedtuple
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -289,6 +290,15 @@ def test_a_path_that_is_none_is_named(wrong):
 def test_an_empty_path_is_refused():
     with pytest.raises(StoreError, match="found an empty text; expected a path, as 'ants.mf': was it read from"):
         memfeed.cache([1, 2], "")
+
+
+def test_a_path_may_begin_with_the_home_directory(tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+    assert memfeed.cache([1, 2], "~/a.mf").path == tmp_path / "a.mf"
+    assert len(memfeed.open("~/a.mf")) == 2
+    assert next(iter(memfeed.Loader([1, 2], 2, cache=Path("~/b.mf")))).tolist() == [1, 2]
+    assert not (tmp_path / "~").exists()
 
 
 def test_a_path_before_the_dataset_is_named(path):

@@ -7,7 +7,7 @@ import pytest
 
 from memfeed.errors import CorruptStoreError, StoreError
 from memfeed.memoizing.memo import Memo
-from memfeed.store.memo_format import BLOB, MARKER, make_blob
+from memfeed.store.memo_format import BLOB, MARKER, is_memo, make_blob
 from memfeed.store.ragged import ragged_files
 
 
@@ -138,3 +138,11 @@ def test_another_thing_at_the_path(tmp_path, make):
     with pytest.raises(StoreError):
         Memo(path)
     assert sorted(one.name for one in tmp_path.rglob("*")) == before
+
+
+def test_a_directory_that_may_not_be_read_is_none(tmp_path, monkeypatch):
+    def stat(path, *arguments, **options):
+        raise PermissionError(13, "Permission denied", str(path))
+
+    monkeypatch.setattr(os, "stat", stat)
+    assert not is_memo(tmp_path)

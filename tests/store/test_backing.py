@@ -28,7 +28,7 @@ def test_opening_takes_milliseconds_whatever_the_size(path):
         (lambda path: None, "nothing there"),
         (lambda path: path.write_text("x"), "a file that is no store"),
         (os.mkfifo, "a file that is no store"),
-        (Path.mkdir, "a directory that is no store"),
+        (Path.mkdir, "a directory that is no store.* It is empty: to make a store, remove it, or choose a path in it"),
     ],
 )
 def test_what_is_no_store(path, make, found):

@@ -141,7 +141,7 @@ class Kept:
     @property
     def is_used(self) -> bool:
         """True if this process or a child may have asked for a result."""
-        return "memo" in vars(self) or (self.path / MARKER).exists()
+        return "memo" in vars(self) or os.path.exists(self.path / MARKER)
 
     def _hit(self, found: Found, began: float) -> Any:
         result = results.decode(found.blob.layout, found.data, writable=not self._mapped)

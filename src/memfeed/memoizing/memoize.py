@@ -81,7 +81,7 @@ class Memoized(Generic[P, R]):
 
     def used(self) -> list[Kept]:
         """Return the results, if this process or a child may have asked for one."""
-        if not (("_kept" in vars(self) and self._kept.is_used) or (self._path / MARKER).exists()):
+        if not (("_kept" in vars(self) and self._kept.is_used) or os.path.exists(self._path / MARKER)):
             return []
         try:
             return [self._kept]

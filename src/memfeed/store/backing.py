@@ -7,6 +7,7 @@ processes write to the file, and nobody can edit one: `Store.column` waits for t
 
 from __future__ import annotations
 
+import contextlib
 import os
 import pickle
 import threading
@@ -352,5 +353,8 @@ def _not_a_store(root: Path) -> str:
             f"{root}: found a folder of stores ({', '.join(stores)}), which is no store itself; expected one of them: "
             f"memfeed.open({str(root / stores[0])!r})"
         )
-    what = "a directory" if root.is_dir() else "a file"
-    return f"{root}: found {what} that is no store; expected memfeed.json in it, or a directory of TensorDict.memmap()"
+    what, expected = "a directory" if root.is_dir() else "a file", "a directory of TensorDict.memmap()"
+    with contextlib.suppress(OSError):
+        if not os.listdir(root):
+            expected += ". It is empty: to make a store, remove it, or choose a path in it"
+    return f"{root}: found {what} that is no store; expected memfeed.json in it, or {expected}"

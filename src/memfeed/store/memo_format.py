@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import struct
 from functools import lru_cache
 from pathlib import Path
@@ -62,7 +63,7 @@ class Blob(NamedTuple):
 
 def is_memo(path: Path) -> bool:
     """Return True for a directory of memoized results."""
-    return (path / MARKER).is_file()
+    return os.path.isfile(path / MARKER)  # False in a directory that may not be read, where a Path raises
 
 
 def make_blob(

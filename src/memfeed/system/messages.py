@@ -93,7 +93,7 @@ def require(extra: str, *modules: str) -> None:
 
 
 def path_text(path: Any, expected: str = "a path, as 'ants.mf'") -> str:
-    """Return a path, a str or an object such as pathlib.Path, as text.
+    """Return a path, a str or an object such as pathlib.Path, as text. ``~`` stands for the home directory.
 
     Raise TypeError for anything else, and StoreError for an empty text.
     """
@@ -107,4 +107,4 @@ def path_text(path: Any, expected: str = "a path, as 'ants.mf'") -> str:
         raise TypeError(f"found {brief(text)}, which is bytes; expected {expected}, as str: os.fsdecode(path)")
     if not text:
         raise StoreError(f"found an empty text; expected {expected}: was it read from a variable that is not set?")
-    return text
+    return os.path.expanduser(text)
