@@ -332,6 +332,30 @@ def test_a_counter_of_the_collate_fn_belongs_outside_of_the_dataset(path):
     assert batches.batches == 30
 
 
+class Folder(Dataset):
+    def __init__(self, folder):
+        self.folder = folder
+
+    def __len__(self):
+        return len(list(self.folder.iterdir()))
+
+    def __getitem__(self, i):
+        return int((self.folder / f"{i}.txt").read_text())
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_dataset_that_grows_or_shrinks_without_an_attribute(path, workers):
+    folder = path.with_name("files")
+    folder.mkdir()
+    for i in range(40):
+        (folder / f"{i}.txt").write_text(str(i))
+    loader = Loader(Folder(folder), 8, num_workers=workers, cache=path)
+    assert torch.cat(list(loader)).tolist() == list(range(40))
+    (folder / "40.txt").write_text("40")
+    with pytest.raises(StaleStoreError, match="found 41 samples, expected 40; expected the same in every epoch"):
+        next(iter(loader))
+
+
 def test_data_in_a_dataset_inside_is_seen_and_so_are_rows(path, monkeypatch):
     monkeypatch.setattr(staleness, "CHECK_SECONDS", 60.0)
     monkeypatch.setattr(staleness, "MOST_CHECKED", N)

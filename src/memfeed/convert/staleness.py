@@ -235,14 +235,16 @@ def stored_value(store: Store, source_index: int, field_index: int) -> Any:
 def require_unchanged(given: Input, options: ConvertOptions, is_cut: bool, backing: Backing) -> None:
     """Raise StaleStoreError if the dataset has changed since its loader was made. Called when an epoch begins.
 
-    All attributes are compared, large ones by some of their values, and up to `MOST_CHECKED` samples with their rows,
-    if they are read within `CHECK_SECONDS` or a hundredth of the time since the last epoch began. An attribute that
-    another read of a sample changes too is no setting: steps keep there what they drew. ``is_cut`` says that the rest
-    of the dataset's pipeline is applied to batches.
+    All attributes are compared, large ones by some of their values, the number of samples, and up to `MOST_CHECKED`
+    samples with their rows, if they are read within `CHECK_SECONDS` or a hundredth of the time since the last epoch
+    began. An attribute that another read of a sample changes too is no setting: steps keep there what they drew.
+    ``is_cut`` says that the rest of the dataset's pipeline is applied to batches.
     """
     watched = given.watched
     assert watched is not None
     found = watched.changed(_reads(watched.dataset, given.length or 0) if given.kind == "map" else None)
+    if found is None and given.kind == "map" and (length := len(watched.dataset)) != given.length:
+        found = f"found {length} samples, expected {given.length}", False
     if found is None and given.kind == "map" and watched.inferred is not None and not options.allow_random:
         rows, is_first = _rows_to_check(given, watched), watched.checks == 1
         if is_first and backing.supply is not None and backing.supply.in_caller:
