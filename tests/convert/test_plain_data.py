@@ -107,6 +107,24 @@ def test_neither(value):
     assert found(v=value) == ({"v": "setting"} if value == "" else {})
 
 
+class Genome:
+    """Reads parts of texts, which it holds."""
+
+    def __init__(self, chromosomes):
+        self.sequences, self.shift, self.codes = chromosomes, 3, dict.fromkeys(range(SETTINGS))
+
+    def __call__(self, name, index):
+        return self.sequences[name][index + self.shift]
+
+
+@pytest.mark.parametrize("count", [2, 25])
+def test_long_texts_in_an_object_are_data(count):
+    texts = {f"chr{i}": "ACGT" * LONG_TEXT for i in range(count)}
+    each = {f"v.sequences[{name!r}]": "data" for name in texts} if count == 2 else {"v.sequences": "data"}
+    assert found(v=Genome(texts)) == each, "of a callable nothing else: its numbers may be drawn when it is made"
+    assert found(v=Genome({"chr1": "ACGT"})) == {}
+
+
 def test_a_copy_is_made_of_what_can_change_its_length():
     numbers, waiting = array.array("d", [1.0] * N), collections.deque([1] * N)
     leaves = {leaf.path: leaf.value for leaf in leaves_of(Of(a=numbers, b=waiting))}

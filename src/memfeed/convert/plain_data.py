@@ -100,8 +100,7 @@ class _Walk:
             is_text = isinstance(value, str | os.PathLike)
             is_place = isinstance(value, str | os.PathLike) and (os.path.isabs(value) or is_folder(value))
             if not objects or is_text:
-                is_data = not objects and isinstance(value, str) and len(value) >= LONG_TEXT
-                kind: Kind = "data" if is_data else "place" if is_place or objects else "setting"
+                kind: Kind = "data" if _is_long_text(value) else "place" if is_place or objects else "setting"
                 yield Leaf(path, value, kind, folders)
             return
         if id(value) in self._seen:
@@ -128,8 +127,9 @@ class _Walk:
             yield from self._of_owner(value, path, depth)
         elif (file := _open_file(value)) is not None:
             yield Leaf(_joined(path, "filename"), file, "place", folders)
-        elif not callable(value) and objects < DEEPEST_OBJECT:  # annotations of COCO, for example
-            for name, one in attributes_of(value):
+        elif objects < DEEPEST_OBJECT:  # annotations of COCO, for example; of what can be called only the text it reads
+            parts = [(name, one) for name, one in attributes_of(value) if not callable(value) or _has_long_text(one)]
+            for name, one in parts:
                 yield from self.of_value(one, _joined(path, name), owner_length, folders, depth + 1, objects + 1)
 
     def _of_owner(self, owner: Any, path: str, depth: int) -> Iterator[Leaf]:
@@ -152,7 +152,7 @@ class _Walk:
                 shown = "*" if len(items) > MOST_PARTS else repr(key) if type(key) in (int, str) else "?"
                 yield from self.of_value(one, f"{path}[{shown}]", owner_length, folders, depth + 1, objects)
         elif len(value):
-            is_data = len(value) == owner_length or len(value) >= SETTINGS or not path
+            is_data = len(value) == owner_length or len(value) >= SETTINGS or not path or _has_long_text(value)
             if is_data or not objects:
                 yield Leaf(path, value, "data" if is_data else "setting", folders)
             if is_data and isinstance(value, list | tuple | dict):
@@ -334,6 +334,16 @@ def is_folder(value: Any) -> bool:
         return is_path and os.path.isdir(value)
     except ValueError:
         return False
+
+
+def _is_long_text(value: Any) -> bool:
+    return isinstance(value, str) and len(value) >= LONG_TEXT
+
+
+def _has_long_text(value: Any) -> bool:
+    """Return True for a long text, and for a short container of some: the chromosomes of a genome."""
+    parts = list(value.values()) if isinstance(value, dict) else value if isinstance(value, list | tuple) else [value]
+    return len(parts) < SETTINGS and any(map(_is_long_text, parts))
 
 
 def _has_parts(value: Any) -> bool:
