@@ -21,7 +21,6 @@ from memfeed.convert.plain_data import (
     Column,
     attributes_of,
     is_array,
-    is_folder,
     is_owner,
     is_record,
     is_table,
@@ -138,13 +137,6 @@ def test_paths_are_places(tmp_path):
     assert found(**attributes) == {"root": "place", "file": "place", "path": "place", "word": "setting"}
     (leaf,) = [one for one in leaves_of(Of(root=str(tmp_path), names=["a"] * N)) if one.path == "names"]
     assert leaf.folders == (str(tmp_path),)
-
-
-@pytest.mark.parametrize(
-    ("value", "expected"), [("tests", False), ("./tests", True), ("a\0/b", False), (3, False), (b"/", False)]
-)
-def test_folders(value, expected):
-    assert is_folder(value) is expected
 
 
 def test_open_files_are_places(tmp_path):

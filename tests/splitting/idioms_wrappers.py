@@ -463,6 +463,21 @@ def of_another_module():
     return Named(None)
 
 
+AUGMENTED = Rows(CROP)
+
+
+@TABLE.add("a dataset of the module, with a pipeline", "torchvision v1", "batched")
+def dataset_of_the_module():
+    class Wrapped(Dataset):
+        def __len__(self):
+            return len(AUGMENTED)
+
+        def __getitem__(self, index):
+            return AUGMENTED[index]
+
+    return Wrapped()
+
+
 @TABLE.add("two pipelines of the module, one in a reader object", "torchvision v1", "batched")
 def of_the_module_in_a_reader():
     class Named(Reader):

@@ -236,6 +236,20 @@ def test_pipelines_of_a_module_are_found_where_methods_name_them():
     assert [str(one) for one in find_places(dataset, "BY_NAME", names=True)] == list(places)[1:3]
 
 
+INNER = Numbers(transform=double)
+
+
+def test_a_dataset_of_a_module_is_searched():
+    class OfInner(Numbers):
+        def __getitem__(self, index):
+            return INNER[index]
+
+    (place,) = find_places(OfInner(), names=True)
+    assert str(place) == "INNER.transform"
+    assert replaced(OfInner(), {place.path: lambda value: 70})[1] == 70
+    assert find_places(OfInner()) == []
+
+
 def test_what_a_table_refers_to_is_no_pipeline():
     frame = pytest.importorskip("pandas").DataFrame({"a": [1, 2]})
     frame.flags.allows_duplicate_labels = False  # an object with a weak reference, which can be called

@@ -16,7 +16,16 @@ import torch
 
 from memfeed.convert.digests import PARTIAL, Digest, differ_in_all, digest_attributes, hash_value
 from memfeed.convert.file_digests import digest_files, digest_single_files
-from memfeed.convert.plain_data import DEEPEST, MOST_PARTS, Leaf, attributes_of, is_array, is_owner, leaves_of
+from memfeed.convert.plain_data import (
+    DEEPEST,
+    MOST_PARTS,
+    OF_MODULE,
+    Leaf,
+    attributes_of,
+    is_array,
+    is_owner,
+    leaves_of,
+)
 from memfeed.errors import RandomDataError, brief
 from memfeed.splitting.places import CallablePlace, part_of
 from memfeed.splitting.unread import Unread
@@ -28,7 +37,6 @@ SMALL_BYTES = 1 << 16  # an array of a pipeline with more is no setting
 
 _GENERATORS = (random.Random, torch.Generator, np.random.Generator, np.random.RandomState, np.random.BitGenerator)
 _PLAIN = (bool, int, float, complex, str, bytes, type(None), torch.dtype, torch.device, torch.Size, enum.Enum, type)
-_OF_MODULE = "module "  # before the path of a pipeline that methods find by name in their modules
 _OF_MODULES = ("_modules", "_parameters", "_buffers")
 
 
@@ -217,8 +225,8 @@ def shown(path: str) -> str:
     """Return the expression that reaches an attribute from the dataset."""
     if path.startswith("len("):
         return f"len({shown(path[4:-1])})"
-    if path.startswith(_OF_MODULE):
-        return path.removeprefix(_OF_MODULE)
+    if path.startswith(OF_MODULE):
+        return path.removeprefix(OF_MODULE)
     return f"dataset{'' if not path or path[0] == '[' else '.'}{path}"
 
 
@@ -254,7 +262,7 @@ def settings_of(dataset: Any, places: Sequence[CallablePlace] = ()) -> dict[str,
                 if key[0] == "method":
                     continue
                 text = str(CallablePlace(place.path[:end], value)).removeprefix("dataset.")
-                text = _OF_MODULE + text if any(kind == "global" for kind, _ in place.path[:end]) else text
+                text = OF_MODULE + text if any(kind == "global" for kind, _ in place.path[:end]) else text
                 if isinstance(value, dict | list | tuple):
                     found[f"len({text})"] = len(value)
                 else:

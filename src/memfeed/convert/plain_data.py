@@ -24,10 +24,11 @@ import numpy as np
 import torch
 from torch.utils.data import Dataset
 
+from memfeed.convert.module_data import folders_in_code, is_folder, values_read
 from memfeed.schema.tensordicts import is_a
 from memfeed.store.store import Store
-from memfeed.system.code_content import texts_used
 
+OF_MODULE = "module "  # before the path of what methods find by name in their modules
 LONG_TEXT = 10_000  # characters: samples are parts of such a text, and it names no file
 SETTINGS = 100  # a list or dict with fewer entries, and not one for each sample, is a setting
 MOST_PARTS = 16  # arrays or datasets in a list or dict that have a digest each
@@ -133,14 +134,17 @@ class _Walk:
                 yield from self.of_value(one, _joined(path, name), owner_length, folders, depth + 1, objects + 1)
 
     def _of_owner(self, owner: Any, path: str, depth: int) -> Iterator[Leaf]:
-        attributes = attributes_of(owner)
-        folders = (*(os.fspath(one) for _, one in attributes if is_folder(one)), *_folders_in_code(owner))
+        attributes, named = attributes_of(owner), values_read(owner)
+        folders = (*(os.fspath(one) for _, one in attributes if is_folder(one)), *folders_in_code(owner, named))
         try:
             length = len(owner)
         except Exception:  # of the user's, or of an iterable without one
             length = None
         for name, value in [*attributes, *_of_class(owner, {name for name, _ in attributes}, length)]:
             yield from self.of_value(value, _joined(path, name), length, folders, depth + 1)
+        for name, value in named.items():
+            if _is_data_of_module(value, length or SETTINGS):
+                yield from self.of_value(value, OF_MODULE + name, length, folders, depth + 1)
 
     def _of_container(
         self, value: Any, path: str, owner_length: int | None, folders: tuple[str, ...], depth: int, objects: int
@@ -189,12 +193,14 @@ def _of_class(owner: Any, own: set[str], length: int | None) -> list[tuple[str, 
     ]
 
 
-def _folders_in_code(owner: Any) -> list[str]:
-    """Return the folders that methods of an owner's classes write before the names of files: "./data/images/"."""
-    classes = [vars(cls) for cls in type(owner).__mro__ if cls.__module__.partition(".")[0] != "torch"]
-    methods = [value for one in classes for value in one.values() if isinstance(value, types.FunctionType)]
-    texts = dict.fromkeys(text for method in methods for text in texts_used(method.__code__))
-    return [text for text in texts if os.sep in text and text.strip("./") and is_folder(text)]
+def _is_data_of_module(value: Any, length: int) -> bool:
+    """Return True for a dataset, a long text, and a container with so many entries.
+
+    A list in which some are None may be filled when samples are read.
+    """
+    count = len(value) if isinstance(value, dict) else _length_of_data(value) or 0
+    is_filled = isinstance(value, list) and any(one is None for one in value)
+    return isinstance(value, Dataset) or _has_long_text(value) or (count >= length and not is_filled)
 
 
 def _length_of_data(value: Any) -> int | None:
@@ -325,15 +331,6 @@ def ordered(keys: Any) -> list[Any]:
     if len(kinds) == 1 and kinds <= {int, str, float}:
         return sorted(keys)
     return sorted(keys, key=lambda key: (type(key).__name__, key if type(key) in (int, str, float) else 0))
-
-
-def is_folder(value: Any) -> bool:
-    """Return True for the path of a directory. A word without a separator is no path."""
-    is_path = isinstance(value, os.PathLike) or (isinstance(value, str) and (os.sep in value or value[:1] in ".~"))
-    try:
-        return is_path and os.path.isdir(value)
-    except ValueError:
-        return False
 
 
 def _is_long_text(value: Any) -> bool:

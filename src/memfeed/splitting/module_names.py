@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dis
 import types
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import cache
 from typing import Any
 
@@ -22,9 +22,9 @@ GlobalName = tuple[str, str]
 def named_by(cls: type) -> dict[GlobalName, Any]:
     """Return what the methods of a class, which a user wrote, find by name in their modules; no names they assign."""
     found: dict[GlobalName, Any] = {}
-    for _, function in _functions(cls):
+    for _, function in functions_of(cls):
         where = _module(function)
-        found.update({(where, name): value for name, value in _global_values(function).items()})
+        found.update({(where, name): value for name, value in read_by(function).items()})
     return found
 
 
@@ -90,8 +90,8 @@ class _Variables(types.ModuleType):
 def _class_with(cls: type, values: dict[GlobalName, Any]) -> type:
     """Return a class like another one, whose methods find other values. Its objects are pickled with these."""
     made: dict[str, Any] = {}
-    for name, function in _functions(cls):
-        if not values.keys().isdisjoint((_module(function), one) for one in _global_values(function)):
+    for name, function in functions_of(cls):
+        if not values.keys().isdisjoint((_module(function), one) for one in read_by(function)):
             copied = types.FunctionType(
                 function.__code__,
                 _Globals(function, values),
@@ -139,7 +139,7 @@ def _blank(cls: type, names: Iterable[GlobalName]) -> Any:
     return object.__new__(_class_with(cls, dict.fromkeys(names)))
 
 
-def _functions(cls: type) -> Iterator[tuple[str, types.FunctionType]]:
+def functions_of(cls: type) -> Iterator[tuple[str, types.FunctionType]]:
     """Yield the methods and properties of a class that a user wrote, each by its name."""
     seen: set[str] = set()
     for one in cls.__mro__[:-1]:
@@ -156,21 +156,26 @@ def _functions(cls: type) -> Iterator[tuple[str, types.FunctionType]]:
             seen.add(name)
 
 
-def _global_values(function: types.FunctionType) -> dict[str, Any]:
+def read_by(function: types.FunctionType, enters: Callable[[Any], bool] = lambda value: False) -> dict[str, Any]:
     """Return what a function reads by name in its module, and in modules of the user that the module imports.
 
-    {} if it assigns a variable of the module: its copy would assign its own.
+    {} if it assigns a variable of the module: its copy would assign its own. ``enters`` returns True for other objects
+    whose attributes count as the variables of a module do.
     """
     found: dict[str, Any] = {}
     for first, *rest in _names_read(function.__code__):
         if first in function.__globals__:
             name, value = first, function.__globals__[first]
             found[name] = value
-            while rest and isinstance(value, types.ModuleType) and not is_library(value) and rest[0] in vars(value):
+            while rest and (_is_of_user(value) or enters(value)) and rest[0] in vars(value):
                 value = vars(value)[rest[0]]
                 name = f"{name}.{rest.pop(0)}"
             found[name] = value
     return found
+
+
+def _is_of_user(value: Any) -> bool:
+    return isinstance(value, types.ModuleType) and not is_library(value)
 
 
 @cache

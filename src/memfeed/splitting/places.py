@@ -239,7 +239,7 @@ def _children(owner: Any) -> list[tuple[Key, Any]]:
 
 
 def _named_steps(owner: Any) -> list[tuple[Key, Any]]:
-    """Return the pipelines, and containers of some, that methods of an owner find by name in their modules.
+    """Return the pipelines, containers of some, and datasets that methods of an owner find by name in their modules.
 
     Functions are none: most of them read or convert samples, and one that draws would run in one process.
     """
@@ -249,13 +249,13 @@ def _named_steps(owner: Any) -> list[tuple[Key, Any]]:
     return [
         (("global", name), value)
         for name, value in named_by(type(owner)).items()
-        if not isinstance(value, functions) and (is_pipeline(value) or _is_container(value))
+        if not isinstance(value, functions) and (is_pipeline(value) or _holds_pipelines(value))
     ]
 
 
-def _is_container(value: Any) -> bool:
-    """Return True for a container of pipelines."""
-    return isinstance(value, dict | list | tuple) and _is_owner(value)
+def _holds_pipelines(value: Any) -> bool:
+    """Return True for a dataset of torch, and for a container of pipelines."""
+    return isinstance(value, Dataset) or (isinstance(value, dict | list | tuple) and _is_owner(value))
 
 
 def _of_classes(owner: Any, inner: Mapping[str, Any]) -> Iterator[tuple[Key, Any]]:
