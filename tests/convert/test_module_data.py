@@ -64,6 +64,18 @@ def test_long_values_are_data():
     }
 
 
+def test_variables_around_a_class_are_read_too():
+    files, folder = list(range(N)), HERE
+
+    class Local(Reading):
+        def __getitem__(self, index):
+            return [os.path.join(folder, str(one)) for one in files[index:]]
+
+    found = values_read(Local())
+    assert (found["files"], found["folder"]) == (files, HERE)
+    assert "module files" in {leaf.path for leaf in leaves_of(Local())}
+
+
 def test_folders(monkeypatch):
     monkeypatch.chdir(Path(__file__).parents[2])
     dataset = Reading()

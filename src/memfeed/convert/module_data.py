@@ -1,4 +1,4 @@
-"""Data and folders that methods of a dataset find in no attribute: in variables of modules, and written in code."""
+"""Data and folders that methods of a dataset find in no attribute: in variables around them, and written in code."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ _MOST_FUNCTIONS = 64
 
 
 def values_read(owner: Any) -> dict[str, Any]:
-    """Return what the methods of an object, and functions that these call, read by name in modules of the user.
+    """Return what the methods of an object, and functions that these call, read by name outside of the object.
 
-    The expressions that reach a value are its name: "FILES", "config.files", "args.root".
+    That are variables of modules of the user, and of functions around. The names are expressions: "FILES", "args.root".
     """
     found: dict[str, Any] = {}
     ahead = [function for _, function in functions_of(type(owner))]
@@ -27,11 +27,20 @@ def values_read(owner: Any) -> dict[str, Any]:
         if function in seen:
             continue
         seen.add(function)
+        found |= _closed_over(function)
         with contextlib.suppress(Exception):  # an object may raise when it is asked for its attributes
             found |= read_by(function, _has_settings)
         ahead += [
             value for value in found.values() if isinstance(value, types.FunctionType) and not is_installed(value)
         ]
+    return found
+
+
+def _closed_over(function: types.FunctionType) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
+        with contextlib.suppress(ValueError):  # it is empty
+            found[name] = cell.cell_contents
     return found
 
 
