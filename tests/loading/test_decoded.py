@@ -360,6 +360,15 @@ def test_ranks_are_told_that_each_reads_all_samples(tmp_path, files, capsys, mon
     assert "pass sampler=torch.utils.data.DistributedSampler(dataset)" in capsys.readouterr().err
 
 
+def test_a_rank_that_joins_the_process_group_later_is_told_so_too(tmp_path, files, capsys, monkeypatch):
+    for name, value in (("RANK", "1"), ("WORLD_SIZE", "2"), ("LOCAL_RANK", "1")):
+        monkeypatch.setenv(name, value)
+    memfeed.Loader(SimClr(files), cache=tmp_path / "one.mf")
+    line = capsys.readouterr().err
+    assert "reads all samples on each rank, as a DataLoader does, unless a trainer divides it" in line
+    assert "reads as rank" not in line
+
+
 class TestWithoutAPath:
     @pytest.mark.parametrize("workers", [0, 2])
     @pytest.mark.parametrize("name", ["SimCLR", "a mosaic", "detection"])

@@ -21,7 +21,7 @@ from typing_extensions import TypeVar
 from memfeed.convert.splits import NotReadyError
 from memfeed.errors import LoaderError, RandomDataError, listed
 from memfeed.loading.open_source import CannotCacheError
-from memfeed.loading.ranks import joined_world_size
+from memfeed.loading.ranks import joined_world_size, launched_ranks
 from memfeed.loading.settings import Arguments
 from memfeed.loading.sources import DataLoader  # torch's, also if a program replaced it
 from memfeed.memoizing.decoders import Reading, why_left_alone
@@ -215,10 +215,11 @@ def become_decoded(
             "threads share the generators. Make the store before the threads begin, memfeed.cache(dataset, PATH, "
             "split='auto'), and pass it to their loaders: Loader(store, ...)"
         )
-    if joined_world_size() > 1 and given.sampler is None and given.batch_sampler is None:
+    # the loader of a program that joins the process group later is one of several ranks too
+    if max(joined_world_size(), launched_ranks()[1]) > 1 and given.sampler is None and given.batch_sampler is None:
         say_once(
-            "memfeed: this loader reads all samples on each rank, as a DataLoader does: pass "
-            "sampler=torch.utils.data.DistributedSampler(dataset) to divide them"
+            "memfeed: this loader reads all samples on each rank, as a DataLoader does, unless a trainer divides it "
+            "(Lightning, Accelerate): in a loop of your own pass sampler=torch.utils.data.DistributedSampler(dataset)"
         )
     if given.num_workers and machine.start_method(given.multiprocessing_context) != "fork":
         unread.close(dataset)  # as a DataLoader finds it, which reads no sample before it starts workers

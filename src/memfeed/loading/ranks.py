@@ -99,15 +99,21 @@ def present_ranks() -> tuple[int, int]:
     """Return rank and world size of this process: those of torch.distributed, else of torchrun or accelerate."""
     if is_joined():
         return torch.distributed.get_rank(), torch.distributed.get_world_size()
-    rank, world_size = os.environ.get("RANK", ""), os.environ.get("WORLD_SIZE", "")
-    launched = "LOCAL_RANK" in os.environ or "TORCHELASTIC_RUN_ID" in os.environ
-    if not launched or not rank.isdigit() or not world_size.isdigit() or not int(rank) < int(world_size):
-        return 0, 1
-    if int(world_size) > 1:
+    rank, world_size = launched_ranks()
+    if world_size > 1:
         say_once(
             f"memfeed: torch.distributed is not initialised; a loader reads as rank {rank} of {world_size}, as the "
             "launcher's RANK and WORLD_SIZE say. ranks=(0, 1) reads all rows"
         )
+    return rank, world_size
+
+
+def launched_ranks() -> tuple[int, int]:
+    """Return rank and world size that torchrun or accelerate gave this process; (0, 1) if none of them started it."""
+    rank, world_size = os.environ.get("RANK", ""), os.environ.get("WORLD_SIZE", "")
+    launched = "LOCAL_RANK" in os.environ or "TORCHELASTIC_RUN_ID" in os.environ
+    if not launched or not rank.isdigit() or not world_size.isdigit() or not int(rank) < int(world_size):
+        return 0, 1
     return int(rank), int(world_size)
 
 
