@@ -113,6 +113,16 @@ def test_the_rows_of_a_batch_have_crops_of_their_own():
     assert len({tuple(image.flatten().tolist()) for image in batch["image"]}) > 4
 
 
+def test_a_last_batch_that_is_filled_with_first_rows_is_no_epoch_that_comes_again(images, capfd):
+    """As in the loaders that Accelerate makes, of each rank."""
+    collate = Collate(RandomCrop(8), seed=3)
+    batches = [[0, 1, 2], [6, 7, 8], [9, 0, 1]]
+    for epoch in range(2):
+        collate.set_epoch(epoch)
+        crops(DataLoader(images, batch_sampler=batches, collate_fn=collate))
+    assert "second time" not in capfd.readouterr().err
+
+
 def test_a_seed_without_epochs_is_said(images, capfd):
     collate = Collate(RandomCrop(8), seed=3)
     loader = DataLoader(images, 5, collate_fn=collate)

@@ -76,6 +76,7 @@ class Collate:
         self._store: Store | None = None  # that of the samples that all of these are for
         self._epoch = shared_number(NO_EPOCH)
         self._first: tuple[int, int] | None = None  # the first row of an epoch, with the epoch
+        self._has_repeated = False  # that row came again, in one batch
 
     def set_epoch(self, epoch: int) -> None:
         """Set the epoch that keyed transforms draw for, from the next batch on."""
@@ -120,12 +121,17 @@ class Collate:
         return self.seed if self.seed is not None or int(self._epoch) == NO_EPOCH else 0
 
     def _report_repeats(self, keys: Keys) -> None:
-        """Say that the numbers of an epoch come again, if a transform has drawn any and its first row comes again."""
+        """Say that the numbers of an epoch come again, if a transform has drawn any and its first row comes again.
+
+        Not of the last batch: samplers that divide the rows among ranks fill it with the first rows of the epoch.
+        """
         if keys.epoch == NO_EPOCH or not keys.has_drawn or not len(keys.rows):
             return
         if self._first is None or self._first[0] != keys.epoch:
-            self._first = keys.epoch, int(keys.rows[0])
-        elif bool((keys.rows == self._first[1]).any()):
+            self._first, self._has_repeated = (keys.epoch, int(keys.rows[0])), False
+        elif not self._has_repeated:
+            self._has_repeated = bool((keys.rows == self._first[1]).any())
+        else:
             say_once(
                 f"memfeed: row {self._first[1]} comes a second time in epoch {keys.epoch}, and random transforms draw "
                 "the same for it: call set_epoch(e) before each epoch, or leave seed= and set_epoch out, so that each "
