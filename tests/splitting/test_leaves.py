@@ -85,7 +85,15 @@ def test_boxes_are_kept():
 def test_trees_are_built_again():
     data = pytest.importorskip("torch_geometric.data").Data(x=torch.ones(2, 3), y=torch.tensor([4]))
     mapping = TensorDict({"a": torch.ones(2), "b": {"c": torch.zeros(2, 3)}}, [2])
-    for tree in ({"b": 1, "a": (2, [None, "x"])}, Point(1, {"z": 2}), Pair(1, [Pair(2, 3), "x"]), mapping, data):
+    tokens = [[[1, 2], 0], [[1], None], [(1, 2), 0.5, "x"]]  # a list of numbers, then something else
+    for tree in (
+        {"b": 1, "a": (2, [None, "x"])},
+        *tokens,
+        Point(1, {"z": 2}),
+        Pair(1, [Pair(2, 3), "x"]),
+        mapping,
+        data,
+    ):
         leaves, form = take_apart({"tree": tree})
         again = form.build(leaves)["tree"]
         assert type(again) is type(tree)

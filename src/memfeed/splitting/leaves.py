@@ -136,8 +136,9 @@ def is_numbers(value: Any) -> bool:
         return False
     first = type(value[0]) if value else float
     if first in (list, tuple):
-        kind = {type(number) for row in value for number in row}
-        return {*map(type, value)} == {first} and len({*map(len, value)}) == 1 and kind in ({int}, {float})
+        if {*map(type, value)} != {first} or len({*map(len, value)}) != 1:
+            return False
+        return {type(number) for row in value for number in row} in ({int}, {float})
     return first in (int, float, bool, complex) and {*map(type, value)} <= {first}
 
 
