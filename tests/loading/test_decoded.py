@@ -277,6 +277,42 @@ def test_sound_is_decoded_once(tmp_path, workers):
     assert sum(one.report().hits for one in loader.decoded.used()) >= 12
 
 
+@pytest.mark.parametrize("workers", [0, 2])
+def test_parts_of_sounds_are_not_kept(tmp_path, capsys, workers):
+    soundfile = pytest.importorskip("soundfile")
+    names = [str(tmp_path / f"{i}.wav") for i in range(8)]
+    for i, name in enumerate(names):
+        soundfile.write(name, np.random.default_rng(i).normal(size=9000) / 9, 8000)
+
+    class Parts(Photos):
+        def __getitem__(self, index):
+            begin = random.randrange(8000)
+            return torch.from_numpy(soundfile.read(self.files[index], start=begin, stop=begin + 100)[0])
+
+    expected, _ = epochs(DataLoader, Parts(names), num_workers=workers)
+    found, loader = epochs(memfeed.Loader, Parts(names), cache=tmp_path / "p.mf", num_workers=workers)
+    assert difference(found, expected) is None
+    assert "no result of soundfile.read is kept" in " ".join(capsys.readouterr().err.split())
+    (used,) = loader.decoded.used()
+    assert used.report().misses <= 16  # the samples that were read to find it out
+
+
+def test_files_that_are_drawn_are_kept(tmp_path, capsys):
+    soundfile = pytest.importorskip("soundfile")
+    names = [str(tmp_path / f"{i}.wav") for i in range(40)]
+    for i, name in enumerate(names):
+        soundfile.write(name, np.random.default_rng(i).normal(size=900) / 9, 8000)
+
+    class Drawn(Photos):
+        def __getitem__(self, index):
+            return torch.from_numpy(soundfile.read(random.choice(self.files))[0])
+
+    loader = memfeed.Loader(Drawn(names), cache=tmp_path / "p.mf")
+    list(loader)
+    assert "no result of" not in " ".join(capsys.readouterr().err.split())
+    assert sum(one.report().misses for one in loader.decoded.used()) > 16
+
+
 def test_a_damaged_file_raises_the_same_error(tmp_path, files):
     path = tmp_path / "cut.jpg"
     Image.fromarray(np.random.default_rng(0).integers(0, 255, (300, 300, 3), np.uint8)).save(path)

@@ -25,6 +25,7 @@ from memfeed.loading.ranks import joined_world_size, launched_ranks
 from memfeed.loading.settings import Arguments
 from memfeed.loading.sources import DataLoader  # torch's, also if a program replaced it
 from memfeed.memoizing.decoders import Reading, why_left_alone
+from memfeed.memoizing.keys import Key
 from memfeed.splitting.generators import Generators
 from memfeed.splitting.unread import Unread
 from memfeed.store.format import resolve
@@ -239,13 +240,15 @@ def _is_own(name: str, value: Any) -> bool:
 
 
 def _measure(dataset: Any, reading: Reading) -> str:
-    """Return in words how much of a sample's time is decoding."""
+    """Return in words how much of a sample's time is decoding; leave decoders alone that would keep nothing of use."""
     if isinstance(dataset, IterableDataset):
         return "What decoding takes is not measured of an IterableDataset"
     rows = np.unique(np.linspace(0, len(dataset) - 1, _SAMPLES).astype(int)).tolist()
     generators = Generators(dataset)
     states = generators.save()
+    first, again = list[tuple[str, Key]](), list[tuple[str, Key]]()
     try:
+        reading.asked = first
         with reading.active():
             started = time.perf_counter()
             for row in rows:
@@ -254,6 +257,17 @@ def _measure(dataset: Any, reading: Reading) -> str:
         own = max(0.0, seconds - reading.seconds)
         share = reading.seconds_decoding / max(own + reading.seconds_decoding, 1e-9)
         text = f"Decoding is {share:.0%} of the time of a sample ({len(rows)} samples)"
+        if first:
+            reading.asked = again  # with other draws
+            with reading.active():
+                for row in rows:
+                    dataset[row]
+        left = reading.leave_parts(first, again)
+        if left:
+            return (
+                f"{text}; no result of {listed(left)} is kept, which each read of a sample asks for another part of "
+                "its file: read whole files, and cut the part out of what comes back"
+            )
         if share >= _SMALL_SHARE:
             return text
         generators.restore(states)
@@ -265,6 +279,7 @@ def _measure(dataset: Any, reading: Reading) -> str:
     except Exception as error:  # of the dataset's own, which its epoch will raise
         return f"What decoding takes was not measured ({type(error).__name__} in a sample)"
     finally:
+        reading.asked = None
         generators.restore(states)
 
 

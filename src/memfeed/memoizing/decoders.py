@@ -14,7 +14,7 @@ import inspect
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from importlib import metadata
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -65,6 +65,7 @@ KNOWN = (
     Known("nibabel.arrayproxy", "ArrayProxy.__array__", "nibabel", (4, 6)),
 )
 _COMPRESSED = (".gz", ".bz2", ".zst")
+_LEAST_ASKED, _LEAST_ANSWERED = 4, 0.25  # calls that say what a decoder is asked for; the share that was asked before
 
 
 class Reading:
@@ -73,16 +74,18 @@ class Reading:
     Args:
         path: the directory of the results.
         decoders: functions of the user's, each as its module and its name there; dots lead to those of a class.
+        left: decoders of libraries, as they are shown, that are left alone.
     """
 
-    def __init__(self, path: Path, decoders: Sequence[tuple[str, str]] = ()) -> None:
-        self.path, self.decoders = path, tuple(decoders)
+    def __init__(self, path: Path, decoders: Sequence[tuple[str, str]] = (), left: Collection[str] = ()) -> None:
+        self.path, self.decoders, self.left = path, tuple(decoders), set(left)
+        self.asked: list[tuple[str, Key]] | None = None  # the decoder and the key of each call, where a list is set
         self._kept: dict[str, Kept] = {}
         self.seconds = 0.0  # that results took in this process, from the disk or computed
         report_at_exit(self)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return Reading, (self.path, self.decoders)
+        return Reading, (self.path, self.decoders, self.left)
 
     @contextlib.contextmanager
     def active(self) -> Iterator[None]:
@@ -104,6 +107,8 @@ class Reading:
     def result(self, name: str, digest: str, key: Key, compute: Callable[[], Any], *, prove: bool = False) -> Any:
         """Return the result of a decoder, from the disk or from ``compute``, in which no decoder answers."""
         started = time.perf_counter()
+        if self.asked is not None:
+            self.asked.append((name, key))
 
         def alone() -> Any:
             _here.reading = None
@@ -128,6 +133,19 @@ class Reading:
     def is_called(self) -> bool:
         """True if a decoder was asked for a result in this process."""
         return bool(self._kept)
+
+    def leave_parts(self, first: Sequence[tuple[str, Key]], again: Sequence[tuple[str, Key]]) -> list[str]:
+        """Leave the libraries' decoders alone that are asked for other parts of the same files at each read.
+
+        Their results would fill the disk, and answer nothing. ``first`` and ``again`` are what was asked by two reads
+        of the same samples. A file that only one of them asks for says nothing: it may have been drawn too.
+        """
+        texts, files = {key.text for _, key in first}, {(name, *key.files) for name, key in first if key.files}
+        for known in map(str, KNOWN):
+            found = [key.text in texts for name, key in again if name == known and (name, *key.files) in files]
+            if len(found) >= _LEAST_ASKED and sum(found) < _LEAST_ANSWERED * len(found):
+                self.left.add(known)
+        return sorted(self.left)
 
     def used(self) -> list[Kept]:
         """Return the results of each decoder that this process has called."""
@@ -213,7 +231,7 @@ def _by_arguments(function: Callable[..., Any], shown: str, version: str) -> Cal
     @functools.wraps(function)
     def call(*args: Any, **kwargs: Any) -> Any:
         reading = _here.reading
-        if reading is None:
+        if reading is None or shown in reading.left:
             return function(*args, **kwargs)
         try:
             key = keys.of(args, kwargs)
