@@ -35,6 +35,19 @@ class Palette(Rows):
         return Image.fromarray(self.images[index]).convert("P", palette=Image.Palette.ADAPTIVE, colors=16)
 
 
+class Louder:
+    """A random step of dicts, as of programs for sound; the next one adds a key before the others."""
+
+    def __call__(self, sample):
+        louder = {**sample, "wave": sample["wave"] * torch.rand(())}
+        return {"input": louder["wave"].cumsum(-1), **louder}
+
+
+class Sounds(Tensors):
+    def __getitem__(self, index):
+        return self.transform({"path": f"{index}.wav", "wave": self.load(index).float(), "rate": 8000})
+
+
 @pytest.mark.parametrize("cls", [Rows, Tensors])
 def test_a_stored_sample_looks_like_a_finished_one(cls):
     cut, reads = proven(cls(FLIP))
@@ -54,6 +67,16 @@ def test_an_image_that_several_leaves_are_made_of_is_one_field():
     assert layout.empty == {}
     assert sorted(layout.stored(0, reads[0].leaves)) == ["label", "one"]
     assert [layout.path(0, leaf) for leaf in range(3)] == [("one",), ("one",), ("label",)]
+
+
+def test_the_entries_of_a_dict_that_steps_add_to_keep_their_names():
+    cut, reads = proven(Sounds(Louder()))
+    assert in_place(cut.patterns, reads[0]) is None
+    layout = named(cut.patterns)
+    stored = layout.stored(0, reads[2].leaves)
+    assert (stored["path"], stored["rate"]) == ("2.wav", 8000)
+    assert equal(stored["wave"], cut.dataset.load(2).float())
+    assert sorted(stored) == ["path", "rate", "wave"]
 
 
 def test_samples_of_two_patterns_have_empty_fields():

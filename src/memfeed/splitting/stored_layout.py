@@ -162,12 +162,16 @@ def _parts_of(pattern: Pattern) -> Iterator[tuple[str, tuple[Any, ...], Any]]:
     paths, made_by = pattern.form.paths(), dict[int, Path]()
     first = 0
     for number, entry in pattern.calls:
-        count = entry.links.count(None)
         of_call = [
             path for path, link in zip(paths, pattern.links, strict=True) if link is not None and link[0] >= number
         ]
-        made_by.update({first + i: of_call[min(i, len(of_call) - 1)] for i in range(count) if of_call})
-        first += count
+        given = [path for path, link in zip(entry.form.paths(), entry.links, strict=True) if link is None]
+        for i, own in enumerate(given):
+            # of a dict that steps hand on the keys are the sample's
+            same = [path for path in of_call if isinstance(own[-1], str) and path[-1:] == own[-1:]]
+            if of_call:
+                made_by[first + i] = same[0] if same else of_call[min(i, len(of_call) - 1)]
+        first += len(given)
     others = [path for path, link in zip(paths, pattern.links, strict=True) if link is None]
     made_by.update({first + i: path for i, path in enumerate(others)})
     for index, kind in enumerate(pattern.kinds):
