@@ -80,8 +80,9 @@ SAMPLES = (
     Known(
         "a list of numbers inside of a sample (`{'ids': [1, 2, 3]}`): a list of tensors [n], one for each entry",
         "one tensor [n, entries]",
-        "a list of numbers is one field. `batch['ids'].unbind(1)` gives DataLoader's list, and so does "
-        "`collate_fn=torch.utils.data.default_collate`; a tuple of numbers is taken apart, as in DataLoader",
+        "a list of numbers is one field, as a line says for a dataset. `batch['ids'].unbind(1)` gives DataLoader's "
+        "list, and so does `collate_fn=torch.utils.data.default_collate`; a tuple of numbers is taken apart, as in "
+        "DataLoader",
         r"list of tensor \w+ \[\d+\] -> tensor \w+ \[\d+, \d+\]",
     ),
     Known(

@@ -120,3 +120,25 @@ def test_code_that_raises_only_while_its_steps_are_watched_is_read_as_it_is(tmp_
     assert [batch.shape for batch in batches] == [(20, 2)] * 2
     lines = capfd.readouterr().err
     assert "raises while its steps are watched (TypeError: a step of a class that it does not know)" in lines
+
+
+class WithList(Dataset):
+    """Samples with lists of numbers, as the windows of braindecode."""
+
+    def __len__(self):
+        return 12
+
+    def __getitem__(self, index):
+        return torch.full((2,), float(index)), index % 3, [index % 4, 10 * index, 10 * index + 10]
+
+
+def test_a_line_says_that_a_list_of_numbers_has_another_form(capfd):
+    batch = next(iter(memfeed.Loader(WithList(), 4)))
+    assert batch[2].shape == (4, 3)
+    line = "WithList: a list of numbers (field 2) is one tensor [n, 3] in a batch, where a DataLoader gives a list of 3"
+    assert line in capfd.readouterr().err
+    collate = torch.utils.data.default_collate
+    expected = next(iter(torch.utils.data.DataLoader(WithList(), 4)))
+    found = next(iter(memfeed.Loader(WithList(), 4, collate_fn=collate)))
+    assert all(map(torch.equal, found[2], expected[2]))
+    assert "a list of numbers" not in capfd.readouterr().err

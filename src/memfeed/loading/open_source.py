@@ -127,6 +127,8 @@ def _fill_store(dataset: Any, given: Arguments) -> Store:
         moved = isinstance(error, OwnStateError) or any(now.get(key, at) != at for key, at in places.items())
         raise CannotCacheError(str(error), error, moved=moved, unread=unread) from None
     _require_batched(store, given.require)
+    if given.collate_fn is None and given.batch_size is not None:
+        _say_lists(dataset, store)
     context, starts_processes = given.multiprocessing_context, worker_count > 0 and store._view.supply is not None
     if starts_processes:  # warns if they are more than there are cores
         DataLoader.check_worker_number_rationality(SimpleNamespace(num_workers=worker_count))  # type: ignore[arg-type]
@@ -138,6 +140,18 @@ def _fill_store(dataset: Any, given: Arguments) -> Store:
                 f"with {used!r}; to change that, call torch.multiprocessing.set_start_method({method!r}) first"
             )
     return store
+
+
+def _say_lists(dataset: Any, store: Store) -> None:
+    """Say which lists of numbers have another form in the batches of a DataLoader, where code may take them apart."""
+    lists = [field for field in store.schema if field.form == "list" and field.kind == "fixed"]
+    if lists:
+        names, count = listed([field.name for field in lists], 200), lists[0].shape[0]
+        say_once(
+            f"memfeed: {type(dataset).__name__}: a list of numbers (field {names}) is one tensor [n, {count}] in a batch, "
+            f"where a DataLoader gives a list of {count} tensors [n]: collate_fn=torch.utils.data.default_collate gives "
+            "that too"
+        )
 
 
 def _require_no_memo(given: Arguments) -> None:
