@@ -148,9 +148,9 @@ def _say_lists(dataset: Any, store: Store) -> None:
     if lists:
         names, count = listed([field.name for field in lists], 200), lists[0].shape[0]
         say_once(
-            f"memfeed: {type(dataset).__name__}: a list of numbers (field {names}) is one tensor [n, {count}] in a batch, "
-            f"where a DataLoader gives a list of {count} tensors [n]: collate_fn=torch.utils.data.default_collate gives "
-            "that too"
+            f"memfeed: {type(dataset).__name__}: a list of numbers (field {names}) is one tensor [n, {count}] in a "
+            f"batch, where a DataLoader gives a list of {count} tensors [n]: "
+            "collate_fn=torch.utils.data.default_collate gives that too"
         )
 
 
