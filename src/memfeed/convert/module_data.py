@@ -17,7 +17,7 @@ _MOST_FUNCTIONS = 64
 def values_read(owner: Any) -> dict[str, Any]:
     """Return what the methods of an object, and functions that these call, read by name outside of the object.
 
-    That are variables of modules of the user, and of functions around. The names are expressions: "FILES", "args.root".
+    These are variables of modules of the user, and of functions around. The names are expressions: "FILES", "args.root".
     """
     found: dict[str, Any] = {}
     ahead = [function for _, function in functions_of(type(owner))]
@@ -27,12 +27,11 @@ def values_read(owner: Any) -> dict[str, Any]:
         if function in seen:
             continue
         seen.add(function)
-        found |= _closed_over(function)
+        named = _closed_over(function)
         with contextlib.suppress(Exception):  # an object may raise when it is asked for its attributes
-            found |= read_by(function, _has_settings)
-        ahead += [
-            value for value in found.values() if isinstance(value, types.FunctionType) and not is_installed(value)
-        ]
+            named |= read_by(function, _has_settings)
+        found |= named
+        ahead += [one for one in named.values() if isinstance(one, types.FunctionType) and not is_installed(one)]
     return found
 
 
