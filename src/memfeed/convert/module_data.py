@@ -17,7 +17,7 @@ _MOST_FUNCTIONS = 64
 def values_read(owner: Any) -> dict[str, Any]:
     """Return what the methods of an object, and functions that these call, read by name outside of the object.
 
-    These are variables of modules of the user, and of functions around. The names are expressions: "FILES", "args.root".
+    These are variables of modules of the user, and of functions around. Names are expressions: "FILES", "args.root".
     """
     found: dict[str, Any] = {}
     ahead = [function for _, function in functions_of(type(owner))]
