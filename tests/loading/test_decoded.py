@@ -334,7 +334,7 @@ class TestTheLine:
         memfeed.Loader(SimClr(files), cache=tmp_path / "p.mf")
         line = " ".join(capsys.readouterr().err.split())
         assert (
-            f"{tmp_path / 'p.mf'}: no store, neither batched nor sample by sample, but decoded files are kept" in line
+            f"{tmp_path / 'p.mf'}: no store, neither batched nor sample by sample; the dataset is read as it is" in line
         )
         assert "found random samples" in line
         assert "Decoding is" in line

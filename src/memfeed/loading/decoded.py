@@ -200,8 +200,8 @@ def become_decoded(
         reading = Reading(path, names_of(given.decoders or ()))
         worth = _measure(dataset, reading)
         say_once(
-            f"memfeed: {path}: no store, neither batched nor sample by sample, but decoded files are kept, and the "
-            f"dataset is read as it is in every epoch: {why}\nmemfeed: {worth}"
+            f"memfeed: {path}: no store, neither batched nor sample by sample; the dataset is read as it is in every "
+            f"epoch, and the files that it decodes are kept: {why}\nmemfeed: {worth}"
         )
     if refused.moved:
         say_once(
@@ -296,6 +296,7 @@ def _slowest(dataset: Any, rows: Sequence[int], reading: Reading) -> str:
     found = []
     statistics: dict[Any, Any] = pstats.Stats(profile).stats  # type: ignore[attr-defined]
     for (file, _, name), (_, _, own, _, _) in statistics.items():
-        if f"{os.sep}memfeed{os.sep}" not in file and name != "<built-in method posix.read>":
+        is_own = f"{os.sep}memfeed{os.sep}" in file or "_lsprof" in name or name == "<built-in method posix.read>"
+        if not is_own:
             found.append((own, name if file == "~" else f"{name} ({Path(file).name})"))
     return listed([name for _, name in sorted(found, reverse=True)[:_FUNCTIONS_SHOWN]])
