@@ -76,6 +76,18 @@ def test_variables_around_a_class_are_read_too():
     assert "module files" in {leaf.path for leaf in leaves_of(Local())}
 
 
+def test_a_name_that_is_another_value_in_the_module_of_a_base_class():
+    base = types.ModuleType("base")
+    base.__file__, base.WORDS = __file__, list(range(N))
+    exec("class Labelled:\n    def label(self, index):\n        return WORDS[index]", vars(base))
+
+    class Derived(base.Labelled, Reading):
+        pass
+
+    found = values_read(Derived())
+    assert (found["WORDS"], found["base.WORDS"]) == (WORDS, base.WORDS)
+
+
 def test_folders(monkeypatch):
     monkeypatch.chdir(Path(__file__).parents[2])
     dataset = Reading()

@@ -321,8 +321,11 @@ def chosen(count: int, most: int = SOME) -> list[int]:
 
 def some_of(value: Any) -> Any:
     """Return the length of plain data and some of it, to be hashed in its place."""
-    if isinstance(value, dict | set | frozenset):
-        value = list(value.items() if isinstance(value, dict) else _ordered_set(value))
+    if isinstance(value, dict):
+        keys = list(value)  # pairs of all would take a second for millions
+        return [len(keys), [(keys[i], value[keys[i]]) for i in chosen(len(keys))]]
+    if isinstance(value, set | frozenset):
+        value = _ordered_set(value)
     if isinstance(value, np.ndarray | torch.Tensor):
         return _blocks_of(value)
     if is_table(value) or is_column(value):

@@ -18,6 +18,7 @@ def values_read(owner: Any) -> dict[str, Any]:
     """Return what the methods of an object, and functions that these call, read by name outside of the object.
 
     These are variables of modules of the user, and of functions around. Names are expressions: "FILES", "args.root".
+    One that is another value in another module has that module's name before it.
     """
     found: dict[str, Any] = {}
     ahead = [function for _, function in functions_of(type(owner))]
@@ -30,7 +31,9 @@ def values_read(owner: Any) -> dict[str, Any]:
         named = _closed_over(function)
         with contextlib.suppress(Exception):  # an object may raise when it is asked for its attributes
             named |= read_by(function, _has_settings)
-        found |= named
+        for name, value in named.items():
+            if found.setdefault(name, value) is not value:
+                found[f"{function.__module__}.{name}"] = value
         ahead += [one for one in named.values() if isinstance(one, types.FunctionType) and not is_installed(one)]
     return found
 

@@ -339,8 +339,8 @@ def _is_long_text(value: Any) -> bool:
 
 def _has_long_text(value: Any) -> bool:
     """Return True for a long text, and for a short container of some: the chromosomes of a genome."""
-    parts = list(value.values()) if isinstance(value, dict) else value if isinstance(value, list | tuple) else [value]
-    return len(parts) < SETTINGS and any(map(_is_long_text, parts))
+    parts = value if isinstance(value, dict | list | tuple) else [value]
+    return len(parts) < SETTINGS and any(map(_is_long_text, parts.values() if isinstance(parts, dict) else parts))
 
 
 def _has_parts(value: Any) -> bool:
