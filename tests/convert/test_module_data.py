@@ -94,6 +94,24 @@ def test_folders(monkeypatch):
     assert folders_in_code(dataset, values_read(dataset)) == ["./tests/convert/", HERE, HERE + "/"]
 
 
+@pytest.mark.parametrize("depth", [1, 2, 3])
+@pytest.mark.parametrize("is_dict", [False, True], ids=["object", "dict"])
+def test_folders_of_settings_whose_names_a_method_has(tmp_path, is_dict, depth):
+    class Named(Reading):
+        def path(self, name):
+            return self.given.inner.first + self.given["inner"]["first"] + name
+
+    for name in ("first", "second"):
+        (tmp_path / name).mkdir()
+    value = {name: str(tmp_path / name) for name in ("second", "first")}
+    for _ in range(depth - 1):
+        value = value if is_dict else argparse.Namespace(**value)
+        value = {"inner": value}
+    dataset = Named()
+    dataset.given = value if is_dict else argparse.Namespace(**value)
+    assert folders_in_code(dataset, {}) == [str(tmp_path / "first")], "not the second: no method reads it"
+
+
 @pytest.mark.parametrize(
     ("value", "expected"),
     [

@@ -5,13 +5,18 @@ from __future__ import annotations
 import contextlib
 import os
 import types
+from collections.abc import Iterator, Sequence
 from typing import Any
+
+import torch
+from torch.utils.data import Dataset
 
 from memfeed.splitting.generators import is_installed
 from memfeed.splitting.module_names import functions_of, read_by
-from memfeed.system.code_content import texts_used
+from memfeed.system.code_content import names_used, texts_used
 
 _MOST_FUNCTIONS = 64
+_DEEPEST_SETTING = 3
 
 
 def values_read(owner: Any) -> dict[str, Any]:
@@ -49,12 +54,29 @@ def _closed_over(function: types.FunctionType) -> dict[str, Any]:
 def folders_in_code(owner: Any, values: dict[str, Any]) -> list[str]:
     """Return the folders that methods of an owner's classes write before the names of files, or read by name.
 
+    Those of settings count, whose name a method or its function has: `args.root`, `self.args.root`, `CFG["root"]`.
     ``values`` are those of `values_read`.
     """
-    functions = [function for _, function in functions_of(type(owner))]
-    texts = dict.fromkeys(text for function in functions for text in texts_used(function.__code__))
+    codes = [function.__code__ for _, function in functions_of(type(owner))]
+    texts = dict.fromkeys(text for code in codes for text in texts_used(code))
     written = [text for text in texts if os.sep in text and text.strip("./") and is_folder(text)]
-    return [*written, *(os.fspath(one) for one in values.values() if is_folder(one))]
+    codes += [one.__code__ for one in values.values() if isinstance(one, types.FunctionType) and not is_installed(one)]
+    words = list(dict.fromkeys(word for code in codes for word in (*names_used(code), *texts_used(code))))
+    settings = [*values.values(), *getattr(owner, "__dict__", {}).values()]
+    return list(dict.fromkeys([*written, *(folder for one in settings for folder in _folders_of(one, words, 0))]))
+
+
+def _folders_of(value: Any, words: Sequence[str], depth: int) -> Iterator[str]:
+    """Yield a folder, and those that an object or a dict of settings has by one of these names."""
+    if is_folder(value):
+        yield os.fspath(value)
+    elif depth < _DEEPEST_SETTING and not isinstance(value, Dataset | torch.nn.Module):
+        inner: list[Any] = []
+        with contextlib.suppress(Exception):  # a class of the user's that raises
+            known = value if isinstance(value, dict) else vars(value) if _has_settings(value) else {}
+            inner = [known[word] for word in words if word in known]
+        for one in inner:
+            yield from _folders_of(one, words, depth + 1)
 
 
 def is_folder(value: Any) -> bool:
