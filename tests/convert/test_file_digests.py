@@ -93,6 +93,16 @@ def test_a_file_of_many_that_was_rewritten_is_seen(folder, path, form):
         cache(Files(folder, form), path)
 
 
+def test_a_folder_that_two_attributes_name_counts_once(folder, path):
+    """Its digests became one of both, in which each change was one of all times: only a warning."""
+    dataset = Files(folder, "stems")
+    dataset.again = dataset.root + "/"
+    cache(dataset, path)
+    rewrite(folder / f"{OTHER:03}.npy", 7)
+    with pytest.raises(StaleStoreError, match=r"found other values in dataset\.[a-z_'\[\].*/ ]+ \(file times\)"):
+        cache(dataset, path)
+
+
 def test_another_size_is_named(folder, path):
     cache(Files(folder), path)
     times = (folder / f"{OTHER:03}.npy").stat()

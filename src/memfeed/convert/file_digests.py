@@ -55,7 +55,7 @@ def digest_files(leaves: Sequence[Leaf], target: Path, changing: Collection[str]
             for name, keys, few in _parts(some):
                 folder = _folder_of(few, leaf.folders)
                 if folder is None:
-                    for one in leaf.folders:
+                    for one in dict.fromkeys(map(os.path.realpath, leaf.folders)):  # one folder may have many names
                         stems.setdefault(one, []).append((leaf.path + name, column, keys))
                     continue
                 names = _extracted(column, keys)

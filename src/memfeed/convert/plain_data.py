@@ -135,7 +135,8 @@ class _Walk:
 
     def _of_owner(self, owner: Any, path: str, depth: int) -> Iterator[Leaf]:
         attributes, named = attributes_of(owner), values_read(owner)
-        folders = (*(os.fspath(one) for _, one in attributes if is_folder(one)), *folders_in_code(owner, named))
+        own = [os.fspath(one) for _, one in attributes if is_folder(one)]
+        folders = tuple(dict.fromkeys([*own, *folders_in_code(owner, named)]))
         try:
             length = len(owner)
         except Exception:  # of the user's, or of an iterable without one

@@ -261,8 +261,8 @@ def require_unchanged(given: Input, options: ConvertOptions, is_cut: bool, backi
         if is_pipeline and is_cut
         else "Give the changed dataset a store of its own, Loader(dataset, cache='NEW_PATH'), or move what changes "
         "from epoch to epoch to Loader(..., transform=...), or read a dataset that changes in every epoch by a "
-        "DataLoader. What no sample depends on, such as a counter of the collate_fn, belongs outside of the dataset: "
-        "collate_fn=Batches(), a class of its own with __call__"
+        "DataLoader. What no sample depends on, such as a counter of the collate_fn, belongs outside of the dataset, "
+        "and in no variable that its methods read: collate_fn=Batches(), a class of its own with __call__"
     )
     raise StaleStoreError(
         f"{backing.path}: found that the dataset has changed since its loader was made: {difference}; expected the "
