@@ -150,3 +150,29 @@ def test_a_change_is_an_error(tmp_path, monkeypatch, module, name, changed, is_n
     monkeypatch.setattr(module, name, changed)
     with pytest.raises(StaleStoreError, match=f"{name} has another content|other values in .*{name}"):
         list(Loader(Reading(), 50, cache=tmp_path / "s.mf") if is_new else loader)
+
+
+TABLE = None
+
+
+class Lazy(Dataset):
+    """Loads its table when it is asked first."""
+
+    def __len__(self):
+        return N
+
+    def __getitem__(self, index):
+        global TABLE
+        if TABLE is None:
+            TABLE = list(range(N))
+        return TABLE[index]
+
+
+def test_what_a_method_loads_into_a_variable_is_compared(tmp_path, monkeypatch):
+    monkeypatch.setattr(sys.modules[__name__], "TABLE", None)
+    assert [torch.cat(list(Loader(Lazy(), 50, cache=tmp_path / "s.mf"))).tolist() for _ in range(2)] == [
+        list(range(N))
+    ] * 2
+    monkeypatch.setattr(sys.modules[__name__], "TABLE", [*range(201), 7, *range(202, N)])
+    with pytest.raises(StaleStoreError, match="other values in TABLE"):
+        Loader(Lazy(), 50, cache=tmp_path / "s.mf")

@@ -23,8 +23,8 @@ def named_by(cls: type) -> dict[GlobalName, Any]:
     """Return what the methods of a class, which a user wrote, find by name in their modules; no names they assign."""
     found: dict[GlobalName, Any] = {}
     for _, function in functions_of(cls):
-        where = _module(function)
-        found.update({(where, name): value for name, value in read_by(function).items()})
+        where, values = _module(function), {} if _assigns(function.__code__) else read_by(function)
+        found.update({(where, name): value for name, value in values.items()})
     return found
 
 
@@ -91,7 +91,8 @@ def _class_with(cls: type, values: dict[GlobalName, Any]) -> type:
     """Return a class like another one, whose methods find other values. Its objects are pickled with these."""
     made: dict[str, Any] = {}
     for name, function in functions_of(cls):
-        if not values.keys().isdisjoint((_module(function), one) for one in read_by(function)):
+        names = [] if _assigns(function.__code__) else read_by(function)
+        if not values.keys().isdisjoint((_module(function), one) for one in names):
             copied = types.FunctionType(
                 function.__code__,
                 _Globals(function, values),
@@ -159,8 +160,7 @@ def functions_of(cls: type) -> Iterator[tuple[str, types.FunctionType]]:
 def read_by(function: types.FunctionType, enters: Callable[[Any], bool] = lambda value: False) -> dict[str, Any]:
     """Return what a function reads by name in its module, and in modules of the user that the module imports.
 
-    {} if it assigns a variable of the module: its copy would assign its own. ``enters`` returns True for other objects
-    whose attributes count as the variables of a module do.
+    ``enters`` returns True for other objects whose attributes count as the variables of a module do.
     """
     found: dict[str, Any] = {}
     for first, *rest in _names_read(function.__code__):
@@ -179,13 +179,19 @@ def _is_of_user(value: Any) -> bool:
 
 
 @cache
+def _assigns(code: types.CodeType) -> bool:
+    """Return True for code that assigns a variable of its module: a copy of its function would assign its own."""
+    if any(one.opname in ("STORE_GLOBAL", "DELETE_GLOBAL") for one in dis.get_instructions(code)):
+        return True
+    return any(_assigns(inner) for inner in code.co_consts if isinstance(inner, types.CodeType))
+
+
+@cache
 def _names_read(code: types.CodeType) -> tuple[tuple[str, ...], ...]:
     """Return the global variables that code reads, each with the attributes of it that are read at once."""
     found: dict[tuple[str, ...], None] = {}
     last: list[str] = []
     for one in dis.get_instructions(code):
-        if one.opname in ("STORE_GLOBAL", "DELETE_GLOBAL"):
-            return ()
         if one.opname == "LOAD_GLOBAL":
             found[tuple(last)] = None
             last = [one.argval]
