@@ -17,7 +17,7 @@ from torch.utils.data import DataLoader, Dataset, Subset
 
 import memfeed
 from memfeed import Loader
-from memfeed.convert import changes, staleness
+from memfeed.convert import changes, digests, staleness
 from memfeed.convert.changes import Watched, settings_of
 from memfeed.convert.probe import probe_indices
 from memfeed.errors import StaleStoreError
@@ -528,7 +528,13 @@ def test_generators_stay_and_nothing_is_read_in_a_thread(path):
     assert random_state.save() == before
 
 
-def test_slow_samples_are_not_read_again(path):
+def test_slow_samples_are_not_read_again_and_attributes_are_hashed_once(path, monkeypatch):
+    hashed = []
+
+    def digest_attributes(*args):
+        hashed.append(args)
+        return digests.digest_attributes(*args)
+
     class Slow(Labelled):
         reads = 0
 
@@ -542,11 +548,14 @@ def test_slow_samples_are_not_read_again(path):
     watched = loader.store._backing.check_dataset.args[0].watched
     watched.seconds = 1000.0
     before = Slow.reads
+    monkeypatch.setattr(changes, "digest_attributes", digest_attributes)
     list(loader)
     assert Slow.reads == before
+    assert len(hashed) == 1  # where nothing was read, no read has changed an attribute
     watched.seconds = 1e-5
     list(loader)
     assert Slow.reads == before + staleness.MOST_CHECKED
+    assert len(hashed) == 3
 
 
 def test_where_there_is_no_dataset_nothing_is_compared(path):

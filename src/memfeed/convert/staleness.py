@@ -250,7 +250,8 @@ def require_unchanged(given: Input, options: ConvertOptions, is_cut: bool, backi
         if is_first and backing.supply is not None and backing.supply.in_caller:
             _read_one(watched.dataset, rows[0])  # the epoch will read in this process too
         difference = _differing_row(Store(View(backing)), given, rows, math.inf)
-        watched.forget_what_reading_changes()
+        if rows:  # hashing once more takes as long as the first time
+            watched.forget_what_reading_changes()
         watched.close_opened()  # the dataset may be sent to the workers of another loader
         found = None if difference is None else (difference, False)
     if found is None:
