@@ -64,6 +64,22 @@ def test_long_values_are_data():
     }
 
 
+class Raising(list):
+    def __len__(self):
+        raise RuntimeError
+
+
+BROKEN = Raising()
+
+
+def test_a_variable_whose_class_raises_is_left_out():
+    class Asking(Reading):
+        def __getitem__(self, index):
+            return len(BROKEN) + SHORT[0]
+
+    assert "module BROKEN" not in {leaf.path for leaf in leaves_of(Asking())}
+
+
 def test_variables_around_a_class_are_read_too():
     files, folder = list(range(N)), HERE
 

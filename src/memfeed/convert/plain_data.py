@@ -199,9 +199,11 @@ def _is_data_of_module(value: Any, length: int) -> bool:
 
     A list in which some are None may be filled when samples are read.
     """
-    count = len(value) if isinstance(value, dict) else _length_of_data(value) or 0
-    is_filled = isinstance(value, list) and any(one is None for one in value)
-    return isinstance(value, Dataset) or _has_long_text(value) or (count >= length and not is_filled)
+    with contextlib.suppress(Exception):  # a class of the user's may raise when it is asked for anything
+        count = len(value) if isinstance(value, dict) else _length_of_data(value) or 0
+        is_filled = isinstance(value, list) and any(one is None for one in value)
+        return isinstance(value, Dataset) or _has_long_text(value) or (count >= length and not is_filled)
+    return False
 
 
 def _length_of_data(value: Any) -> int | None:
