@@ -105,7 +105,7 @@ next(batches)
 def test_the_interpreter_ends_after_the_commit_of_a_complete_cache(origin, cache):
     """A thread inside torch, which a commit calls, would abort the process."""
     code = """
-import sys, threading, time, torch, memfeed
+import sys, threading, time, tensordict, torch, memfeed  # a commit imports tensordict, which takes seconds
 from memfeed.building import commit
 write, began = commit.write_metadata, threading.Event()
 
