@@ -277,12 +277,18 @@ def test_sound_is_decoded_once(tmp_path, workers):
     assert sum(one.report().hits for one in loader.decoded.used()) >= 12
 
 
+def sounds(folder, count, frames):
+    """Write files of noise and return their names."""
+    names = [str(folder / f"{i}.wav") for i in range(count)]
+    for i, name in enumerate(names):
+        pytest.importorskip("soundfile").write(name, np.random.default_rng(i).normal(size=frames) / 9, 8000)
+    return names
+
+
 @pytest.mark.parametrize("workers", [0, 2])
 def test_parts_of_sounds_are_not_kept(tmp_path, capsys, workers):
     soundfile = pytest.importorskip("soundfile")
-    names = [str(tmp_path / f"{i}.wav") for i in range(8)]
-    for i, name in enumerate(names):
-        soundfile.write(name, np.random.default_rng(i).normal(size=9000) / 9, 8000)
+    names = sounds(tmp_path, 8, 9000)
 
     class Parts(Photos):
         def __getitem__(self, index):
@@ -299,9 +305,7 @@ def test_parts_of_sounds_are_not_kept(tmp_path, capsys, workers):
 
 def test_files_that_are_drawn_are_kept(tmp_path, capsys):
     soundfile = pytest.importorskip("soundfile")
-    names = [str(tmp_path / f"{i}.wav") for i in range(40)]
-    for i, name in enumerate(names):
-        soundfile.write(name, np.random.default_rng(i).normal(size=900) / 9, 8000)
+    names = sounds(tmp_path, 40, 900)
 
     class Drawn(Photos):
         def __getitem__(self, index):

@@ -296,7 +296,7 @@ def _slowest(dataset: Any, rows: Sequence[int], reading: Reading) -> str:
     found = []
     statistics: dict[Any, Any] = pstats.Stats(profile).stats  # type: ignore[attr-defined]
     for (file, _, name), (_, _, own, _, _) in statistics.items():
-        is_own = f"{os.sep}memfeed{os.sep}" in file or "_lsprof" in name or name == "<built-in method posix.read>"
-        if not is_own:
+        is_ours = f"{os.sep}memfeed{os.sep}" in file or "_lsprof" in name  # the profiler
+        if not is_ours and name != "<built-in method posix.read>":
             found.append((own, name if file == "~" else f"{name} ({Path(file).name})"))
     return listed([name for _, name in sorted(found, reverse=True)[:_FUNCTIONS_SHOWN]])
