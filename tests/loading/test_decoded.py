@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import io
+import pickle
 import random
 import subprocess
 import sys
@@ -685,6 +686,67 @@ def test_a_dataset_that_gives_samples_in_turn_is_told_that_some_were_read(tmp_pa
     loader = memfeed.Loader(kind(), 8, cache=tmp_path / "turns.mf")
     assert type(loader) is DecodedLoader
     assert ": some samples were read to find that out. If it gives them in turn" in capsys.readouterr().err
+
+
+class TurnsOfFiles(Turns):
+    """Gives decoded files, each with a number that counts its reads."""
+
+    def __init__(self, files):
+        self.files, self.at = files, 0
+
+    def __getitem__(self, index):
+        return super().__getitem__(index), np.array(Image.open(self.files[index % 12]).convert("RGB"))[:8, :8]
+
+
+def test_the_second_run_is_told_too(tmp_path, capsys, files):
+    for _ in range(2):
+        messages.say_once.cache_clear()
+        dataset = TurnsOfFiles(files)
+        loader = memfeed.Loader(dataset, 8, cache=tmp_path / "turns.mf")
+        assert "Put its counter or queue back when the loader is made" in capsys.readouterr().err
+    dataset.at = 0
+    assert next(iter(loader))[0].tolist() == next(iter(DataLoader(TurnsOfFiles(files), 8)))[0].tolist()
+
+
+class TestALibraryThatIsImportedLate:
+    """Pillow imports the module of its decoder when it opens its first image."""
+
+    PROGRAM = """if True:
+        import random, sys
+        import numpy, torch
+        from PIL import Image
+        import memfeed
+
+        class Photos(torch.utils.data.Dataset):
+            def __len__(self):
+                return len(FILES)
+            def __getitem__(self, index):
+                top = random.randrange(9)
+                return numpy.array(Image.open(FILES[index]).convert("RGB"))[top:top + 9, :9].copy()
+
+        import memfeed.loading.decoded
+        assert "PIL.ImageFile" not in sys.modules
+        list(memfeed.Loader(Photos(), 6, cache="kept.mf"))
+    """
+
+    def test_the_second_run_says_what_decoding_takes(self, tmp_path):
+        files = [str(tmp_path / f"{i:02}.jpg") for i in range(4)]
+        pixels = np.random.default_rng(0).integers(0, 255, (600, 700, 3), np.uint8)
+        for file in files:
+            Image.fromarray(pixels).save(file, quality=95)
+        path = tmp_path / "program.py"
+        path.write_text(f"FILES = {files!r}\n{self.PROGRAM}")
+        for _ in range(2):
+            done = subprocess.run([sys.executable, path], cwd=tmp_path, capture_output=True, text=True, timeout=100)
+            assert "Decoding is " in done.stderr, done.stderr
+
+    def test_a_process_that_is_not_forked_imports_it_before_its_first_sample(self, tmp_path):
+        sent = pickle.dumps(decoders.Reading(tmp_path / "kept.mf"))  # Pillow's is imported here
+        program = (
+            "import pickle, sys, memfeed.memoizing.decoders\nassert 'PIL.ImageFile' not in sys.modules\n"
+            f"pickle.loads({sent!r})\nassert 'PIL.ImageFile' in sys.modules"
+        )
+        subprocess.run([sys.executable, "-c", program], timeout=100, check=True)
 
 
 def test_a_random_dataset_that_stays_as_it_is_is_not_told(tmp_path, capsys):

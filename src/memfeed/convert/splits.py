@@ -21,6 +21,8 @@ from memfeed.system import random_state
 from memfeed.system.progress import write_line
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from memfeed.splitting.split import Split
 
 _TRIED_AS_WORKER = 4  # samples
@@ -134,6 +136,12 @@ def places_in_turn(dataset: Any) -> dict[tuple[int, str], int]:
         for name, value in inner.items()
         if type(value) in (int, list, deque)
     }
+
+
+def moved_in_turn(dataset: Any, places: Mapping[tuple[int, str], int]) -> bool:
+    """Return True if one of the ``places_in_turn`` of a dataset differs now."""
+    now = places_in_turn(dataset)
+    return any(now.get(key, at) != at for key, at in places.items())
 
 
 class NotReadyError(SampleError, SplitError):

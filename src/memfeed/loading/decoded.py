@@ -18,13 +18,13 @@ import numpy as np
 from torch.utils.data import IterableDataset
 from typing_extensions import TypeVar
 
-from memfeed.convert.splits import NotReadyError
+from memfeed.convert.splits import NotReadyError, moved_in_turn, places_in_turn
 from memfeed.errors import LoaderError, RandomDataError, listed
 from memfeed.loading.open_source import CannotCacheError
 from memfeed.loading.ranks import joined_world_size, launched_ranks
 from memfeed.loading.settings import Arguments
 from memfeed.loading.sources import DataLoader  # torch's, also if a program replaced it
-from memfeed.memoizing.decoders import Reading, why_left_alone
+from memfeed.memoizing.decoders import Reading, imported_libraries, why_left_alone
 from memfeed.memoizing.keys import Key
 from memfeed.splitting.generators import Generators
 from memfeed.splitting.unread import Unread
@@ -185,6 +185,7 @@ def become_decoded(
             f"{refused}. {instead}, by a plain DataLoader, which has no "
             f"{', '.join([f'{name}=' for name in others] + lost)}: leave these out"
         ) from refused.error
+    places = places_in_turn(dataset)
     why = " ".join(str(refused).split())
     why = why if len(why) <= _REASON_WIDTH else f"{why[: _REASON_WIDTH - 3]}... (require='samples' raises all of it)"
     reading, unread = None, refused.unread or Unread(dataset)
@@ -203,11 +204,11 @@ def become_decoded(
             f"memfeed: {path}: no store, neither batched nor sample by sample; the dataset is read as it is in every "
             f"epoch, and the files that it decodes are kept: {why}\nmemfeed: {worth}"
         )
-    if refused.moved:
+    if refused.moved or moved_in_turn(dataset, places):
         say_once(
             f"memfeed: {type(dataset).__name__}: some samples were read to find that out. If it gives them in turn, "
             "whatever the index, its first epoch goes on after these (with num_workers each epoch): a DataLoader of "
-            "torch begins with the first one"
+            "torch begins with the first one. Put its counter or queue back when the loader is made"
         )
     if isinstance(refused.error, RandomDataError) and threading.current_thread() is not threading.main_thread():
         say_once(
@@ -247,6 +248,7 @@ def _measure(dataset: Any, reading: Reading) -> str:
     generators = Generators(dataset)
     states = generators.save()
     first, again = list[tuple[str, Key]](), list[tuple[str, Key]]()
+    libraries = imported_libraries()
     try:
         reading.asked = first
         with reading.active():
@@ -254,6 +256,8 @@ def _measure(dataset: Any, reading: Reading) -> str:
             for row in rows:
                 dataset[row]
             seconds = time.perf_counter() - started
+        if not reading.is_called and imported_libraries() != libraries:  # at the first sample: now it is replaced
+            return _measure(dataset, reading)
         own = max(0.0, seconds - reading.seconds)
         share = reading.seconds_decoding / max(own + reading.seconds_decoding, 1e-9)
         text = f"Decoding is {share:.0%} of the time of a sample ({len(rows)} samples)"

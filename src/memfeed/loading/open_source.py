@@ -92,7 +92,7 @@ def _fill_store(dataset: Any, given: Arguments) -> Store:
         )
     from memfeed.convert.cache import cache  # loaders of stores need no conversion
     from memfeed.convert.changes import OwnStateError
-    from memfeed.convert.splits import places_in_turn
+    from memfeed.convert.splits import moved_in_turn, places_in_turn
     from memfeed.splitting.generators import Generators
     from memfeed.splitting.unread import Unread
 
@@ -123,8 +123,7 @@ def _fill_store(dataset: Any, given: Arguments) -> Store:
         if states is None or before is None:
             raise
         states.restore(before)
-        now = places_in_turn(dataset)
-        moved = isinstance(error, OwnStateError) or any(now.get(key, at) != at for key, at in places.items())
+        moved = isinstance(error, OwnStateError) or moved_in_turn(dataset, places)
         raise CannotCacheError(str(error), error, moved=moved, unread=unread) from None
     _require_batched(store, given.require)
     if given.collate_fn is None and given.batch_size is not None:

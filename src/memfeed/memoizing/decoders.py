@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import enum
 import functools
+import importlib
 import inspect
 import sys
 import threading
@@ -85,7 +86,7 @@ class Reading:
         report_at_exit(self)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return Reading, (self.path, self.decoders, self.left)
+        return _reading_elsewhere, (self.path, self.decoders, self.left, imported_libraries())
 
     @contextlib.contextmanager
     def active(self) -> Iterator[None]:
@@ -150,6 +151,21 @@ class Reading:
     def used(self) -> list[Kept]:
         """Return the results of each decoder that this process has called."""
         return [one for one in self._kept.values() if one.is_used]
+
+
+def imported_libraries() -> list[str]:
+    """Return the modules with decoders that are imported. Pillow imports its own when it opens its first image."""
+    return sorted({known.module for known in KNOWN if known.module in sys.modules})
+
+
+def _reading_elsewhere(
+    path: Path, decoders: Sequence[tuple[str, str]], left: Collection[str], libraries: Sequence[str]
+) -> Reading:
+    """Return a reading in a process that was not forked, where a decoder is replaced before the first sample too."""
+    for name in libraries:
+        with contextlib.suppress(ImportError):
+            importlib.import_module(name)
+    return Reading(path, decoders, left)
 
 
 class _Here(threading.local):
