@@ -5,6 +5,7 @@ import collections
 import io
 import multiprocessing
 import random
+import weakref
 
 import numpy as np
 import pytest
@@ -148,6 +149,20 @@ def test_open_files_are_places(tmp_path):
     with open(path, "ab") as file:
         assert found(f=file) == {}  # its contents are the program's own
     assert found(f=io.BytesIO(b"1")) == {}
+
+
+def test_what_cannot_be_asked_for_its_class_hides_no_other_attribute(tmp_path):
+    np.savez(tmp_path / "a.npz", x=np.zeros(3))
+    with np.load(tmp_path / "a.npz") as archive:
+        expected = {"a.zip.fp.filename": "place", "a.zip.filename": "place", "t": "data"}
+        assert expected.items() <= found(a=archive, f=archive.f, t=np.zeros(N)).items()
+    point = Point(1)
+    assert found(p=weakref.proxy(point), t=np.zeros(N)) == {"t": "data"}
+    del point
+    gone = Point(1)
+    proxy = weakref.proxy(gone)
+    del gone
+    assert found(p=proxy, t=np.zeros(N)) == {"t": "data"}
 
 
 @pytest.mark.parametrize(("value", "kind", "rows"), [

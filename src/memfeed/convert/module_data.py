@@ -81,7 +81,8 @@ def _folders_of(value: Any, words: Sequence[str], depth: int) -> Iterator[str]:
 
 def is_folder(value: Any) -> bool:
     """Return True for the path of a directory. A word without a separator is no path."""
-    is_path = isinstance(value, os.PathLike) or (isinstance(value, str) and (os.sep in value or value[:1] in ".~"))
+    cls = type(value)  # `__class__` raises in some values, as the `f` of np.load("data.npz")
+    is_path = issubclass(cls, os.PathLike) or (issubclass(cls, str) and (os.sep in value or value[:1] in ".~"))
     try:
         return is_path and os.path.isdir(value)
     except ValueError:

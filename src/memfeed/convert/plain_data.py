@@ -171,13 +171,23 @@ def is_owner(value: Any, path: str = "") -> bool:
 
 
 def attributes_of(value: Any) -> list[tuple[str, Any]]:
-    """Return the names and values of an object's own attributes, also of those in slots."""
+    """Return the names and values of an object's own attributes, also of those in slots.
+
+    A value that cannot be asked for its class is left out: the ``f`` of ``np.load('data.npz')``, a proxy without object.
+    """
     found = list(getattr(value, "__dict__", {}).items())
     for cls in type(value).__mro__:
         slots = cls.__dict__.get("__slots__", ())
         names = (slots,) if isinstance(slots, str) else slots
         found += [(name, getattr(value, name)) for name in names if name[:2] != "__" and hasattr(value, name)]
-    return found
+    return [(name, one) for name, one in found if _has_class(one)]
+
+
+def _has_class(value: Any) -> bool:
+    try:
+        return value.__class__ is not None
+    except Exception:
+        return False
 
 
 def _of_class(owner: Any, own: set[str], length: int | None) -> list[tuple[str, Any]]:
