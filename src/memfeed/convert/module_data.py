@@ -70,11 +70,12 @@ def _folders_of(value: Any, words: Sequence[str], depth: int) -> Iterator[str]:
     """Yield a folder, and those that an object or a dict of settings has by one of these names."""
     if is_folder(value):
         yield os.fspath(value)
-    elif depth < _DEEPEST_SETTING and not isinstance(value, Dataset | torch.nn.Module):
+    elif depth < _DEEPEST_SETTING:
         inner: list[Any] = []
         with contextlib.suppress(Exception):  # a class of the user's that raises
-            known = value if isinstance(value, dict) else vars(value) if _has_settings(value) else {}
-            inner = [known[word] for word in words if word in known]
+            if not isinstance(value, Dataset | torch.nn.Module):
+                known = value if isinstance(value, dict) else vars(value) if _has_settings(value) else {}
+                inner = [known[word] for word in words if word in known]
         for one in inner:
             yield from _folders_of(one, words, depth + 1)
 

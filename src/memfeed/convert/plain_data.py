@@ -173,7 +173,7 @@ def is_owner(value: Any, path: str = "") -> bool:
 def attributes_of(value: Any) -> list[tuple[str, Any]]:
     """Return the names and values of an object's own attributes, also of those in slots.
 
-    A value that cannot be asked for its class is left out: the ``f`` of ``np.load('data.npz')``, a proxy without object.
+    A value that cannot be asked for its class is left out: the ``f`` of ``np.load('a.npz')``, a proxy without object.
     """
     found = list(getattr(value, "__dict__", {}).items())
     for cls in type(value).__mro__:
