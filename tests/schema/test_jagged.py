@@ -1,6 +1,8 @@
 """Jagged nested tensors over flat values: equal to those of torch, sharing memory and offsets."""
 
 import math
+import sys
+import types
 
 import numpy as np
 import pytest
@@ -91,3 +93,10 @@ def test_other_values_over_the_same_lengths():
 def test_shape_of_a_batch():
     assert batch_shape(field((2, None, 3)), 7) == [2, 7, 3]
     assert batch_shape(field(), 0) == [0]
+
+
+def test_a_compiler_that_another_thread_imports_is_not_waited_for(monkeypatch):
+    monkeypatch.setitem(sys.modules, "torch._dynamo", types.ModuleType("torch._dynamo"))  # it is not finished yet
+    monkeypatch.delattr(torch, "_dynamo", raising=False)
+    (batch,) = jagged_batches(torch.arange(3), np.array([1, 2]), 2, field(), {})
+    assert [row.tolist() for row in jagged_rows(batch)] == [[0], [1, 2]]

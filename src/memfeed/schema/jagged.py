@@ -7,7 +7,6 @@ reads its pixels from.
 from __future__ import annotations
 
 import math
-import sys
 from collections.abc import Callable, Iterable, Sequence
 from functools import cache
 from typing import Any, NamedTuple
@@ -130,7 +129,7 @@ def _constructor() -> Callable[[torch.Tensor, torch.Tensor, dict[str, torch.Tens
     """
 
     def private(values: Any, offsets: Any, extremes: dict[str, torch.Tensor] | None, ragged_idx: int) -> Any:
-        if "torch._dynamo" in sys.modules:
+        if "_dynamo" in vars(torch):  # imported, and not being imported by another thread, as that of a commit
             return NestedTensor(values, offsets, _metadata_cache=extremes, _ragged_idx=ragged_idx)
         # given extremes, torch imports its compiler to mark them for it: 2 s in each process
         made = NestedTensor(values, offsets, _ragged_idx=ragged_idx)
