@@ -210,6 +210,13 @@ def test_a_dict_of_arrays_is_taken_apart_and_a_class_in_it_does_no_harm():
     assert found(v=[Three, np.zeros(N)]) == {"v[1]": "data"}
 
 
+def test_a_sparse_matrix_hides_no_other_entry_of_its_dict():
+    sparse = pytest.importorskip("scipy.sparse").csr_matrix(np.eye(N))
+    names = {f"d['x'].{name}": "data" for name in ("data", "indices", "indptr")}
+    assert names.items() <= found(d={"x": sparse}).items()
+    assert (names | {"d['y']": "data"}).items() <= found(d={"x": sparse, "y": np.zeros(N)}).items()
+
+
 def test_nesting_ends():
     deep = np.zeros(2)
     for _ in range(DEEPEST + 1):

@@ -90,6 +90,14 @@ def is_folder(value: Any) -> bool:
         return False
 
 
+def has_class(value: Any) -> bool:
+    """Return False for a value that raises when it is asked for its class."""
+    try:
+        return value.__class__ is not None
+    except Exception:
+        return False
+
+
 def _has_settings(value: Any) -> bool:
     """Return True for an object whose attributes a program reads as settings: a class, a namespace of arguments."""
     is_function = isinstance(value, types.FunctionType | types.MethodType | types.ModuleType)

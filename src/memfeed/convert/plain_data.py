@@ -24,7 +24,7 @@ import numpy as np
 import torch
 from torch.utils.data import Dataset
 
-from memfeed.convert.module_data import folders_in_code, is_folder, values_read
+from memfeed.convert.module_data import folders_in_code, has_class, is_folder, values_read
 from memfeed.schema.tensordicts import is_a
 from memfeed.store.store import Store
 
@@ -108,7 +108,7 @@ class _Walk:
             return
         self._seen.add(id(value))
         self._kept.append(value)
-        if isinstance(value, dict) and is_a(value, "scipy.sparse", "spmatrix", "sparray"):
+        if isinstance(value, dict) and _is_sparse(value):
             value = value.tocoo()  # type: ignore[attr-defined]  # a dok_matrix, which iterates over matrices of one row
         if (memory := _memory(value)) is not None:
             is_data = len(memory) == owner_length or len(memory) >= SETTINGS
@@ -180,14 +180,7 @@ def attributes_of(value: Any) -> list[tuple[str, Any]]:
         slots = cls.__dict__.get("__slots__", ())
         names = (slots,) if isinstance(slots, str) else slots
         found += [(name, getattr(value, name)) for name in names if name[:2] != "__" and hasattr(value, name)]
-    return [(name, one) for name, one in found if _has_class(one)]
-
-
-def _has_class(value: Any) -> bool:
-    try:
-        return value.__class__ is not None
-    except Exception:
-        return False
+    return [(name, one) for name, one in found if has_class(one)]
 
 
 def _of_class(owner: Any, own: set[str], length: int | None) -> list[tuple[str, Any]]:
@@ -363,10 +356,17 @@ def _has_parts(value: Any) -> bool:
     parts = value.values() if isinstance(value, dict) else value
     if len(value) <= MOST_PARTS:
         return any(
-            is_array(one) or isinstance(one, Dataset) or (isinstance(one, Sized) and len(one) >= SETTINGS)
+            is_array(one)
+            or _is_sparse(one)
+            or isinstance(one, Dataset)
+            or (isinstance(one, Sized) and len(one) >= SETTINGS)
             for one in parts
         )
     return all(isinstance(one, Dataset) for one in parts)
+
+
+def _is_sparse(value: Any) -> bool:
+    return is_a(value, "scipy.sparse", "spmatrix", "sparray")  # its len raises
 
 
 def _joined(path: str, name: str) -> str:
