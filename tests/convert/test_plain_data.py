@@ -217,6 +217,14 @@ def test_a_sparse_matrix_hides_no_other_entry_of_its_dict():
     assert (names | {"d['y']": "data"}).items() <= found(d={"x": sparse, "y": np.zeros(N)}).items()
 
 
+def test_a_tuple_with_another_len_is_read_by_its_entries():
+    class Record(tuple):  # pyfaidx's, whose len is the number of bases
+        def __len__(self):
+            return 6000
+
+    assert found(d={"a": Record((1, 2)), "b": Record((3, 4))}) == {"d['a']": "setting", "d['b']": "setting"}
+
+
 def test_nesting_ends():
     deep = np.zeros(2)
     for _ in range(DEEPEST + 1):

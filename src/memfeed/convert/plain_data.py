@@ -121,7 +121,9 @@ class _Walk:
             if isinstance(value, np.ndarray) and value.dtype == object:
                 yield from _of_records(value.ravel().tolist(), path, folders)
         elif isinstance(value, list | tuple | dict | set | frozenset | bytes | bytearray | array | deque):
-            value = np.array(value) if isinstance(value, array) else list(value) if isinstance(value, deque) else value
+            is_odd = isinstance(value, tuple) and len(value) != tuple.__len__(value)  # pyfaidx: the bases of a record
+            as_list = is_odd or isinstance(value, deque)
+            value = np.array(value) if isinstance(value, array) else list(value) if as_list else value
             with contextlib.suppress(Exception):  # of a class of the user's that cannot be read now
                 yield from list(self._of_container(value, path, owner_length, folders, depth, objects))
         elif is_owner(value, path):
@@ -355,18 +357,15 @@ def _has_parts(value: Any) -> bool:
         return False
     parts = value.values() if isinstance(value, dict) else value
     if len(value) <= MOST_PARTS:
-        return any(
-            is_array(one)
-            or _is_sparse(one)
-            or isinstance(one, Dataset)
-            or (isinstance(one, Sized) and len(one) >= SETTINGS)
-            for one in parts
+        are_long = (
+            is_array(one) or _is_sparse(one) or (isinstance(one, Sized) and len(one) >= SETTINGS) for one in parts
         )
+        return any(isinstance(one, Dataset) for one in parts) or any(are_long)
     return all(isinstance(one, Dataset) for one in parts)
 
 
 def _is_sparse(value: Any) -> bool:
-    return is_a(value, "scipy.sparse", "spmatrix", "sparray")  # its len raises
+    return is_a(value, "scipy.sparse", "spmatrix", "sparray")  # len of it raises
 
 
 def _joined(path: str, name: str) -> str:
