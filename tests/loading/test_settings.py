@@ -85,6 +85,16 @@ def test_ranks_that_change_are_reported():
     warn_about_ranks(RankShards(8, 2, 0, 2, "repeat"), 2, "rows")
 
 
+def test_ranks_that_drop_all_rows_warn():
+    """A DistributedSampler divides the rows first, so a DataLoader has a batch here; a training had no step."""
+    with pytest.warns(UserWarning, match="found 10 rows for 3 ranks with drop_last=True; expected 12 for a batch"):
+        warn_about_ranks(RankShards(10, 4, 0, 3, "drop"), None, "rows")
+    warn_about_ranks(RankShards(10, 4, 0, 3, "drop"), 3, "rows")
+    warn_about_ranks(RankShards(10, 4, 1, 3, "drop"), None, "rows")
+    warn_about_ranks(RankShards(12, 4, 0, 3, "drop"), None, "rows")
+    warn_about_ranks(RankShards(3, 4, 0, 1, "drop"), None, "rows")
+
+
 @pytest.mark.parametrize("value", [True, 1.0, "1", None, -1])
 def test_what_is_no_int(value):
     with pytest.raises(LoaderError, match="found n=.*; expected an int of at least 0"):

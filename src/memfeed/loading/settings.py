@@ -254,7 +254,7 @@ def as_int(name: str, value: Any, least: int | None = None, most: int | None = N
 
 
 def warn_about_ranks(shards: RankShards, world_size_before: int | None, unit: str) -> None:
-    """Warn if the ranks changed since the last epoch, and once if rows are repeated so that ranks stay in step.
+    """Warn if the ranks changed since the last epoch, and once if rows are repeated, or none is left for a batch.
 
     ``unit`` is what ``shards`` counts, for the text.
     """
@@ -268,6 +268,12 @@ def warn_about_ranks(shards: RankShards, world_size_before: int | None, unit: st
             f"found {shards.rows} {unit} for {shards.world_size} ranks: {shards.repeated} {unit} from the beginning of "
             "the order are repeated at the end of an epoch, so that every rank gets the same number of batches; "
             "drop_last=True leaves them out, last='pad' says which rows count, last='uneven' gives each row once"
+        )
+    is_empty = shards.world_size > 1 and 0 < shards.rows < shards.stride and shards.last == "drop"
+    if is_empty and shards.rank == 0 and world_size_before != shards.world_size:
+        warn(
+            f"found {shards.rows} {unit} for {shards.world_size} ranks with drop_last=True; expected {shards.stride} "
+            "for a batch on each rank: an epoch has no batch; use a smaller batch_size, or leave drop_last out"
         )
 
 
