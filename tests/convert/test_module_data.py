@@ -1,9 +1,12 @@
 """Data that methods of a dataset read by name in their modules: a change of it is an error, as of an attribute's."""
 
 import argparse
+import functools
+import io
 import os
 import sys
 import types
+import weakref
 from pathlib import Path
 
 import numpy as np
@@ -101,7 +104,7 @@ def test_a_name_that_is_another_value_in_the_module_of_a_base_class():
         pass
 
     found = values_read(Derived())
-    assert (found["WORDS"], found["base.WORDS"]) == (WORDS, base.WORDS)
+    assert (found["WORDS"], found[f"{__name__}.WORDS"]) == (base.WORDS, WORDS)
 
 
 def test_folders(monkeypatch):
@@ -192,3 +195,107 @@ def test_what_a_method_loads_into_a_variable_is_compared(tmp_path, monkeypatch):
     monkeypatch.setattr(sys.modules[__name__], "TABLE", [*range(201), 7, *range(202, N)])
     with pytest.raises(StaleStoreError, match="other values in TABLE"):
         Loader(Lazy(), 50, cache=tmp_path / "s.mf")
+
+
+TABLE = list(range(N))
+
+
+def look_up(index, table=TABLE):
+    return table[index]
+
+
+class Step:
+    """A step of a pipeline, or a reader, of the user's."""
+
+    rows = tuple(TABLE)
+
+    def __init__(self, table=()):
+        self.table = table
+
+    def __call__(self, index):
+        return self.table[index] if self.table else TABLE[index]
+
+
+def around():
+    table = list(TABLE)
+    return lambda index: table[index]
+
+
+def with_attribute(index):
+    return with_attribute.table[index]
+
+
+with_attribute.table = list(TABLE)
+READER, REGISTRY = Step(list(TABLE)), {"look_up": functools.partial(look_up, table=list(TABLE))}
+
+
+class Holding(Dataset):
+    def __init__(self, value=None):
+        self.value = value
+
+    def __len__(self):
+        return N
+
+    def __getitem__(self, index):
+        return self.value(index)
+
+
+class Naming(Holding):
+    def __getitem__(self, index, *, table=None):
+        return READER(index) + REGISTRY["look_up"](index) + with_attribute(index) + Step.rows[index]
+
+
+@pytest.mark.parametrize(
+    ("value", "paths"),
+    [
+        (look_up, {"module look_up(table=)"}),
+        (functools.partial(look_up, table=[*TABLE]), {"value.keywords['table']", "module look_up(table=)"}),
+        (functools.lru_cache(None)(look_up), {"module look_up(table=)"}),
+        (around(), {"module table"}),
+        (Step([*TABLE]), {"value.table", "value.__class__.rows"}),
+        ([Step([*TABLE])], {"value[0].table", "value[0].__class__.rows"}),
+        (Step().__call__, {"value.__self__.__class__.rows"}),
+        (Step, {"value.rows"}),
+        (weakref.ref(READER), {"value().table", "value().__class__.rows"}),
+        (types.MappingProxyType(dict(enumerate(TABLE))), {"value"}),
+        (io.BytesIO(bytes(N)), {"value"}),
+        (torch.nn.Linear(2, N), set()),
+    ],
+)
+def test_what_attributes_reach_is_data(value, paths):
+    found = {leaf.path for leaf in leaves_of(Holding(value)) if leaf.kind == "data"}
+    assert found - {"module TABLE"} == paths
+
+
+def test_what_objects_functions_and_classes_of_a_module_hold_is_data():
+    found = {leaf.path for leaf in leaves_of(Naming())}
+    assert {
+        "module READER.table",
+        "module REGISTRY['look_up'].keywords['table']",
+        "module with_attribute.table",
+    } <= found
+    assert "module Step.rows" in found or "module READER.rows" in found
+
+
+def test_modules_that_a_method_imports_itself(tmp_path, monkeypatch):
+    (tmp_path / "imported_later.py").write_text(f"TABLE = list(range({N}))\nOTHER = 1\n")
+    monkeypatch.syspath_prepend(tmp_path)
+
+    class Importing(Holding):
+        def __getitem__(self, index):
+            from imported_later import TABLE
+
+            return TABLE[index]
+
+    dataset = Importing()
+    assert not any("imported_later" in name for name in values_read(dataset))
+    dataset[0]
+    assert values_read(dataset)["imported_later.TABLE"] == list(range(N))
+    assert "imported_later.OTHER" not in values_read(dataset)
+
+
+def test_a_chain_of_objects_ends():
+    chain = Step([*TABLE])
+    for _ in range(600):
+        chain = Step(chain)
+    assert 500 < len(values_read(Holding(chain))) < 3_000

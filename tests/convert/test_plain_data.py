@@ -1,5 +1,6 @@
 """Which attributes of a dataset are plain data, of which kind, and by which path."""
 
+import argparse
 import array
 import collections
 import io
@@ -148,7 +149,7 @@ def test_open_files_are_places(tmp_path):
     assert found(f=file) == {}  # it is closed
     with open(path, "ab") as file:
         assert found(f=file) == {}  # its contents are the program's own
-    assert found(f=io.BytesIO(b"1")) == {}
+    assert found(f=io.BytesIO(b"1")) == {"f": "setting"}
 
 
 def test_what_cannot_be_asked_for_its_class_hides_no_other_attribute(tmp_path):
@@ -231,9 +232,10 @@ def test_nesting_ends():
         deep = [deep]
     assert found(v=deep) == {"v": "setting"}
     assert found(v=Point(Point(list(range(N))))) == {"v.x.x": "data"}
-    chain = list(range(N))
-    for _ in range(DEEPEST_OBJECT + 1):
-        chain = Point(chain)
+    chain = argparse.Namespace(x=list(range(N)))  # of a library
+    for _ in range(DEEPEST_OBJECT):
+        chain = argparse.Namespace(x=chain)
+    assert found(v=chain.x) == {f"v{'.x' * DEEPEST_OBJECT}": "data"}
     assert found(v=chain) == {}
 
 

@@ -16,12 +16,13 @@ import torch
 
 from memfeed.convert.digests import PARTIAL, Digest, differ_in_all, digest_attributes, hash_value
 from memfeed.convert.file_digests import digest_files, digest_single_files
+from memfeed.convert.module_data import attributes_of
+from memfeed.convert.opened_files import OpenedFiles
 from memfeed.convert.plain_data import (
     DEEPEST,
     MOST_PARTS,
     OF_MODULE,
     Leaf,
-    attributes_of,
     is_array,
     is_owner,
     leaves_of,
@@ -84,7 +85,8 @@ class Watched:
         self.read = dataset  # the object whose samples are read: a copy, if its pipeline is cut
         self._places: Sequence[CallablePlace] = ()
         self._unread = Unread(dataset)
-        self.inferred: Any = None  # of the samples that were probed
+        self.opened = OpenedFiles()  # by the samples that were probed
+        self.inferred: Any = None  # of these samples
         self.leaf_makers: Mapping[Any, Callable[[Any], Any]] = {}  # of their arrays and PIL images
         self.seconds = 0.0  # that one of them took
         self.checks = 0  # at the beginnings of epochs
@@ -138,7 +140,8 @@ class Watched:
             self._known = self._before.stable(State(now, settings_of(self.dataset, self._places)))
             single = digest_single_files(leaves)
             same = {path: one for path, one in single.items() if _same(self._files_before.get(path), one)}
-            self._files = {**same, **digest_files(leaves, self._target, now.keys() - self._known.digests.keys())}
+            changing = now.keys() - self._known.digests.keys()
+            self._files = {**same, **digest_files(leaves, self._target, changing, self.opened)}
         return {**self._known.digests, **self._files}
 
     def changed_by_reading(self) -> list[str]:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import os
+import re
 import time
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from functools import reduce
-from operator import getitem
+from operator import attrgetter, getitem
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ import numpy as np
 import xxhash
 
 from memfeed.convert.digests import BLOCK_BYTES, Digest, add, chosen
+from memfeed.convert.opened_files import OpenedFiles
 from memfeed.convert.plain_data import WIDEST, Column, Leaf, ordered
 from memfeed.schema.tensordicts import is_a
 from memfeed.store import format
@@ -30,6 +32,14 @@ MOST_NAMED = 16  # files of one folder in whose names one entry of a list is loo
 ROOT = "root"
 
 
+class _Found(dict[str, Digest]):
+    """Digests by the paths of attributes, and the lists of files that have one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.files: list[Sequence[str]] = []
+
+
 def digest_single_files(leaves: Sequence[Leaf]) -> dict[str, Digest]:
     """Return digests of the files that an attribute names by itself: of their bytes, and of a large one's time too."""
     found: dict[str, Digest] = {}
@@ -39,15 +49,17 @@ def digest_single_files(leaves: Sequence[Leaf]) -> dict[str, Digest]:
     return found
 
 
-def digest_files(leaves: Sequence[Leaf], target: Path, changing: Collection[str] = ()) -> dict[str, Digest]:
-    """Return digests of the files that lists, records and tables among these attributes name.
+def digest_files(
+    leaves: Sequence[Leaf], target: Path, changing: Collection[str] = (), opened: OpenedFiles | None = None
+) -> dict[str, Digest]:
+    """Return digests of the files that lists, records and tables among these attributes name, and of those ``opened``.
 
     They are of the sizes, and of the times of last change in nanoseconds, in up to `TIME_GROUPS` groups, so that an
     edit of some can be told from a copy of all. Where none names files, their names without folder and end may stand
     there. A dataset that holds no data makes the names of its files itself: then the files below its ``root`` count.
     `target`, the store's directory, is none of them. Attributes that are `changing`, by their paths, are caches.
     """
-    found: dict[str, Digest] = {}
+    found = _Found()
     stems: dict[str, list[tuple[str, Sequence[Any], tuple[Any, ...]]]] = {}
     for leaf in leaves:
         for column in _columns(leaf.value) if leaf.path not in changing else ():
@@ -67,33 +79,37 @@ def digest_files(leaves: Sequence[Leaf], target: Path, changing: Collection[str]
     for leaf in leaves:
         if not has_data and leaf.path.rpartition(".")[2] in ("", ROOT) and isinstance(leaf.value, str | os.PathLike):
             _add_folder(found, leaf.path, os.fspath(leaf.value), target)
+    if opened is not None:
+        _add_opened(found, opened, target)
     return found
 
 
 def _add_file(found: dict[str, Digest], leaf: Leaf) -> None:
     """Add the digest of a file that an attribute names."""
     name = os.fspath(leaf.value)
-    if not isinstance(name, str) or not name or len(name) > 1024:
-        return
-    for folder in ("", *leaf.folders):
-        path = os.path.join(folder, name)
-        try:
-            if not os.path.isfile(path):
-                continue
-            stat = os.stat(path)
-            hashed = xxhash.xxh3_64(f"{os.path.basename(path)} {stat.st_size} ".encode("utf-8", "surrogateescape"))
-            with open(path, "rb") as file:
-                if stat.st_size <= WHOLE_BYTES:
-                    hashed.update(file.read(WHOLE_BYTES))
-                else:
-                    add(found, f"{leaf.path} (file times)", Digest(str(stat.st_mtime_ns), "times"))
-                    for block in chosen(stat.st_size // BLOCK_BYTES, 256):
-                        file.seek(block * BLOCK_BYTES)
-                        hashed.update(file.read(BLOCK_BYTES))
-        except (OSError, ValueError):  # it may not be read, or no file can have such a name
-            continue
-        add(found, f"{leaf.path} (file)", Digest(hashed.hexdigest(), "data"))
-        return
+    if isinstance(name, str) and 0 < len(name) <= 1024:
+        any(_add_content(found, leaf.path, os.path.join(folder, name)) for folder in ("", *leaf.folders))
+
+
+def _add_content(found: dict[str, Digest], name: str, path: str) -> bool:
+    """Add the digest of a file's bytes. Return False if there is no such file, or it may not be read."""
+    try:
+        if not os.path.isfile(path):
+            return False
+        stat = os.stat(path)
+        hashed = xxhash.xxh3_64(f"{os.path.basename(path)} {stat.st_size} ".encode("utf-8", "surrogateescape"))
+        with open(path, "rb") as file:
+            if stat.st_size <= WHOLE_BYTES:
+                hashed.update(file.read(WHOLE_BYTES))
+            else:
+                add(found, f"{name} (file times)", Digest(str(stat.st_mtime_ns), "times"))
+                for block in chosen(stat.st_size // BLOCK_BYTES, 256):
+                    file.seek(block * BLOCK_BYTES)
+                    hashed.update(file.read(BLOCK_BYTES))
+    except (OSError, ValueError):  # no file can have such a name
+        return False
+    add(found, f"{name} (file)", Digest(hashed.hexdigest(), "data"))
+    return True
 
 
 def _columns(value: Any) -> Iterator[Sequence[Any]]:
@@ -147,7 +163,7 @@ def _folder_of(names: Sequence[str], folders: Sequence[str]) -> str | None:
 
 
 def _add_stems(
-    found: dict[str, Digest],
+    found: _Found,
     folder: str,
     columns: list[tuple[str, Sequence[Any], tuple[Any, ...]]],
     target: Path,
@@ -195,7 +211,8 @@ def _are_stems(some: Sequence[Any]) -> bool:
     return bool(some) and are_names and len(set(some)) == len(some)
 
 
-def _add_files(found: dict[str, Digest], path: str, files: Sequence[str]) -> None:
+def _add_files(found: _Found, path: str, files: Sequence[str]) -> None:
+    found.files.append(files)
     some = chosen(len(files), SOME)
     started = time.monotonic()
     stats = _stat([files[i] for i in some])
@@ -227,7 +244,7 @@ def _stat(files: Sequence[str]) -> np.ndarray[Any, np.dtype[np.int64]]:
     return stats
 
 
-def _add_folder(found: dict[str, Digest], path: str, root: str, target: Path) -> None:
+def _add_folder(found: _Found, path: str, root: str, target: Path) -> None:
     """Add the files below a folder, for a dataset that holds no data: it makes the names of its files itself."""
     top = os.path.realpath(root)
     names = _files_below(top, target, MOST_SECONDS)
@@ -238,6 +255,46 @@ def _add_folder(found: dict[str, Digest], path: str, root: str, target: Path) ->
             Digest(xxhash.xxh3_64_hexdigest("\0".join(names).encode("utf8", "surrogateescape")), "data"),
         )
         _add_files(found, path, [os.path.join(top, name) for name in names])
+
+
+def _add_opened(found: _Found, opened: OpenedFiles, target: Path) -> None:
+    """Add the files that samples were read from and that no attribute names.
+
+    Where samples have files of their own, all files with the same end in the folder of all of them count. Else those
+    whose names differ from one that was opened in digits alone do, as the parts of a large set.
+    """
+    files = opened.files()
+    names = set(map(os.path.basename, files))
+    known = {os.path.realpath(one) for each in found.files for one in each if one.rpartition(os.sep)[2] in names}
+    by_end: dict[str, list[str]] = {}
+    for one in files:
+        if os.path.realpath(one) not in known:
+            by_end.setdefault(os.path.splitext(one)[1], []).append(one)
+    for end, some in by_end.items():
+        folders = sorted(set(map(os.path.dirname, some)))
+        if len(some) > 1 and len(some) * 2 >= len(opened.samples):
+            top = os.path.commonpath(folders)
+            below = _files_below(os.path.realpath(top), target, MOST_SECONDS)
+            listed = [os.path.join(top, one) for one in below or _names_in(folders)]
+            _add_files(found, f"{os.path.basename(top)}/*{end}", [one for one in listed if one.endswith(end)])
+            continue
+        shapes = set(map(_shape, some))
+        parts = [one for one in _names_in(folders) if _shape(one) in shapes]
+        if len(parts) > MOST_NAMED:
+            _add_files(found, f"{os.path.basename(folders[0])}/*{end}", parts)
+        for one in parts if len(parts) <= MOST_NAMED else ():
+            _add_content(found, os.path.basename(one), one)
+
+
+def _shape(path: str) -> str:
+    return re.sub(r"\d+", "0", path)
+
+
+def _names_in(folders: Sequence[str]) -> list[str]:
+    """Return the paths of the files in some folders."""
+    return [
+        entry.path for one in folders for entry in sorted(os.scandir(one), key=attrgetter("name")) if entry.is_file()
+    ]
 
 
 def _files_below(top: str, target: Path, seconds: float) -> list[str] | None:

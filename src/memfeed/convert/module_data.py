@@ -1,54 +1,132 @@
-"""Data and folders that methods of a dataset find in no attribute: in variables around them, and written in code."""
+"""Data and folders that the code of a dataset finds in no attribute: in variables around it, and written in it."""
 
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
+import sys
 import types
+import weakref
+from collections import deque
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+import numpy as np
 import torch
 from torch.utils.data import Dataset
 
-from memfeed.splitting.generators import is_installed
-from memfeed.splitting.module_names import functions_of, read_by
+from memfeed.splitting.generators import is_installed, is_library
+from memfeed.splitting.module_names import functions_of, imported_by, read_by
+from memfeed.store.store import Store
 from memfeed.system.code_content import names_used, texts_used
 
-_MOST_FUNCTIONS = 64
+_MOST_ENTERED = 512  # functions, classes, objects and containers
+_MOST_ITEMS = 64  # of a container that may hold steps or settings; a larger one holds data
 _DEEPEST_SETTING = 3
+_CLOSED = (Dataset, Store, types.ModuleType, torch.Tensor, np.ndarray, str, bytes, os.PathLike)
+_WEIGHTS = ("_parameters", "_buffers")  # of a model: they may be drawn at random
 
 
 def values_read(owner: Any) -> dict[str, Any]:
-    """Return what the methods of an object, and functions that these call, read by name outside of the object.
+    """Return what the code that makes an object's samples finds outside of the object's attributes.
 
-    These are variables of modules of the user, and of functions around. Names are expressions: "FILES", "args.root".
-    One that is another value in another module has that module's name before it.
+    The code is that of its methods, and of the functions, classes and objects of the user that these and its attributes
+    reach. It finds variables of modules of the user and of functions around, default arguments, arguments of partials,
+    and the attributes of what it reaches. Names are expressions: "FILES", "args.root", and ".load.keywords['table']"
+    of what the attribute ``load`` reaches. One that is another value in another module has that module's name before.
     """
     found: dict[str, Any] = {}
-    ahead = [function for _, function in functions_of(type(owner))]
-    seen: set[types.FunctionType] = set()
-    while ahead and len(seen) < _MOST_FUNCTIONS:
-        function = ahead.pop()
-        if function in seen:
+    entered: dict[int, Any] = {}  # kept, so that no id is used again
+    ahead = deque([("", owner, True)])
+    while ahead and len(entered) < _MOST_ENTERED:
+        path, one, is_own = ahead.popleft()
+        if id(one) in entered:
             continue
-        seen.add(function)
-        named = _closed_over(function)
-        with contextlib.suppress(Exception):  # an object may raise when it is asked for its attributes
-            named |= read_by(function, _has_settings)
-        for name, value in named.items():
-            if found.setdefault(name, value) is not value:
-                found[f"{function.__module__}.{name}"] = value
-        ahead += [one for one in named.values() if isinstance(one, types.FunctionType) and not is_installed(one)]
+        entered[id(one)] = one
+        is_listed = not is_own and (isinstance(one, list | tuple | dict) or _is_code(one) or _is_of_user(one))
+        for name, value in _reached_from(one, path):
+            if is_listed and found.setdefault(name, value) is not value:
+                found[f"{getattr(one, '__module__', None)}.{name}"] = value
+            with contextlib.suppress(Exception):  # a class of the user's may raise when it is asked for anything
+                if _is_entered(value):
+                    ahead.append((name, value, is_own and isinstance(value, list | tuple | dict)))
     return found
 
 
-def _closed_over(function: types.FunctionType) -> dict[str, Any]:
-    found: dict[str, Any] = {}
-    for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
+def _reached_from(one: Any, path: str) -> Iterator[tuple[str, Any]]:
+    """Yield what a function, a class, an object or a container refers to, by the expressions that reach it."""
+    parts: list[tuple[str, Any]] = []
+    with contextlib.suppress(Exception):  # an object may raise when it is asked for its attributes
+        if isinstance(one, list | tuple | dict):
+            items = one.items() if isinstance(one, dict) else enumerate(one)
+            parts = [(f"{path}[{key!r}]", value) for key, value in items if type(key) in (int, str)]
+        elif isinstance(one, weakref.ref):
+            parts = [(f"{path}()", one())]
+        else:
+            names = ("func", "args", "keywords") if isinstance(one, functools.partial) else ("__func__", "__self__")
+            parts = [(f"{path}.{name}", getattr(one, name)) for name in names if hasattr(one, name)]
+            hidden = _WEIGHTS if isinstance(one, torch.nn.Module) else ()
+            own = [(name, value) for name, value in attributes_of(one) if name[:2] != "__" or name == "__wrapped__"]
+            parts += [(f"{path}.{name}", value) for name, value in own if name not in hidden]
+    if isinstance(one, types.FunctionType):
+        parts += _read_in(one)
+    elif not isinstance(one, list | tuple | dict):
+        cls = one if isinstance(one, type) else type(one)
+        parts += [(f"{path}.{name}", function) for name, function in functions_of(cls)]
+        parts += [(f"{path}.__class__", cls)] if path and cls is not one else []
+    yield from ((name, value) for name, value in parts if has_class(value))
+
+
+def _read_in(function: types.FunctionType) -> Iterator[tuple[str, Any]]:
+    """Yield what a function closes over, its default arguments, and what it reads by name."""
+    code = function.__code__
+    for name, cell in zip(code.co_freevars, function.__closure__ or (), strict=True):
         with contextlib.suppress(ValueError):  # it is empty
-            found[name] = cell.cell_contents
-    return found
+            yield name, cell.cell_contents
+    values = function.__defaults__ or ()
+    arguments = code.co_varnames[code.co_argcount - len(values) : code.co_argcount]
+    for name, value in [*zip(arguments, values, strict=True), *(function.__kwdefaults__ or {}).items()]:
+        yield f"{function.__name__}({name}=)", value
+    if not is_installed(function):
+        with contextlib.suppress(Exception):  # as above
+            yield from read_by(function, _has_settings).items()
+        yield from imported_by(function)
+
+
+def attributes_of(value: Any) -> list[tuple[str, Any]]:
+    """Return the names and values of an object's own attributes, also of those in slots.
+
+    A value that cannot be asked for its class is left out: the ``f`` of ``np.load('a.npz')``, a proxy without object.
+    """
+    found = list(getattr(value, "__dict__", {}).items())
+    for cls in type(value).__mro__:
+        slots = cls.__dict__.get("__slots__", ())
+        names = (slots,) if isinstance(slots, str) else slots
+        found += [(name, getattr(value, name)) for name in names if name[:2] != "__" and hasattr(value, name)]
+    return [(name, one) for name, one in found if has_class(one)]
+
+
+def _is_code(value: Any) -> bool:
+    return isinstance(value, types.FunctionType | types.MethodType | functools.partial | weakref.ref)
+
+
+def _is_entered(value: Any) -> bool:
+    """Return True for what may hold code or data of the user: of libraries, only what can be called."""
+    if _is_code(value):
+        return True
+    if isinstance(value, list | tuple | dict):
+        return 0 < len(value) <= _MOST_ITEMS
+    if isinstance(value, _CLOSED) or not hasattr(value, "__dict__"):
+        return False
+    return _is_of_user(value) or (callable(value) and not isinstance(value, type))
+
+
+def _is_of_user(value: Any) -> bool:
+    """Return True for a class of the user, and for an object of one."""
+    name = (value if isinstance(value, type) else type(value)).__module__
+    module = sys.modules.get(name)
+    return name in ("__main__", "__mp_main__") or (module is not None and not is_library(module))
 
 
 def folders_in_code(owner: Any, values: dict[str, Any]) -> list[str]:

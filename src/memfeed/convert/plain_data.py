@@ -24,7 +24,7 @@ import numpy as np
 import torch
 from torch.utils.data import Dataset
 
-from memfeed.convert.module_data import folders_in_code, has_class, is_folder, values_read
+from memfeed.convert.module_data import attributes_of, folders_in_code, is_folder, values_read
 from memfeed.schema.tensordicts import is_a
 from memfeed.store.store import Store
 
@@ -42,6 +42,7 @@ Kind = Literal["data", "setting", "place", "times", "records"]
 
 _VALUES = (int, float, complex, Enum, range, slice, date, timedelta, clock, Decimal)  # also of derived classes
 _PLAIN = (str, bytes, bytearray, os.PathLike, list, tuple, dict, set, frozenset, np.generic, *_VALUES)
+_CONTAINERS = (list, tuple, dict, set, frozenset, bytes, bytearray, array, deque, types.MappingProxyType)
 _TOOLS = (Dataset, Store, torch.nn.Module, random.Random, types.ModuleType, io.IOBase, logging.Logger, logging.Handler)
 
 
@@ -120,7 +121,8 @@ class _Walk:
             yield Leaf(path, value, "data", folders)
             if isinstance(value, np.ndarray) and value.dtype == object:
                 yield from _of_records(value.ravel().tolist(), path, folders)
-        elif isinstance(value, list | tuple | dict | set | frozenset | bytes | bytearray | array | deque):
+        elif isinstance(value, _CONTAINERS):
+            value = dict(value) if isinstance(value, types.MappingProxyType) else value
             is_odd = isinstance(value, tuple) and len(value) != tuple.__len__(value)  # pyfaidx: the bases of a record
             as_list = is_odd or isinstance(value, deque)
             value = np.array(value) if isinstance(value, array) else list(value) if as_list else value
@@ -130,9 +132,8 @@ class _Walk:
             yield from self._of_owner(value, path, depth)
         elif (file := _open_file(value)) is not None:
             yield Leaf(_joined(path, "filename"), file, "place", folders)
-        elif objects < DEEPEST_OBJECT:  # annotations of COCO, for example; of what can be called only the text it reads
-            parts = [(name, one) for name, one in attributes_of(value) if not callable(value) or _has_long_text(one)]
-            for name, one in parts:
+        elif objects < DEEPEST_OBJECT and not callable(value):  # annotations of COCO, for example
+            for name, one in attributes_of(value):
                 yield from self.of_value(one, _joined(path, name), owner_length, folders, depth + 1, objects + 1)
 
     def _of_owner(self, owner: Any, path: str, depth: int) -> Iterator[Leaf]:
@@ -145,9 +146,13 @@ class _Walk:
             length = None
         for name, value in [*attributes, *_of_class(owner, {name for name, _ in attributes}, length)]:
             yield from self.of_value(value, _joined(path, name), length, folders, depth + 1)
+        listed: list[str] = []
         for name, value in named.items():
-            if _is_data_of_module(value, length or SETTINGS):
-                yield from self.of_value(value, OF_MODULE + name, length, folders, depth + 1)
+            is_part = any(name.startswith((f"{one}[", f"{one}.")) for one in listed)
+            if not is_part and _is_data_of_module(value, length or SETTINGS):
+                listed.append(name)
+                where = _joined(path, name[1:]) if name[0] == "." else OF_MODULE + name
+                yield from self.of_value(value, where, length, folders, depth + 1)
 
     def _of_container(
         self, value: Any, path: str, owner_length: int | None, folders: tuple[str, ...], depth: int, objects: int
@@ -172,19 +177,6 @@ def is_owner(value: Any, path: str = "") -> bool:
     return not path or is_inner or isinstance(value, Dataset)
 
 
-def attributes_of(value: Any) -> list[tuple[str, Any]]:
-    """Return the names and values of an object's own attributes, also of those in slots.
-
-    A value that cannot be asked for its class is left out: the ``f`` of ``np.load('a.npz')``, a proxy without object.
-    """
-    found = list(getattr(value, "__dict__", {}).items())
-    for cls in type(value).__mro__:
-        slots = cls.__dict__.get("__slots__", ())
-        names = (slots,) if isinstance(slots, str) else slots
-        found += [(name, getattr(value, name)) for name in names if name[:2] != "__" and hasattr(value, name)]
-    return [(name, one) for name, one in found if has_class(one)]
-
-
 def _of_class(owner: Any, own: set[str], length: int | None) -> list[tuple[str, Any]]:
     """Return the lists and arrays of an owner's classes with an entry for each sample.
 
@@ -205,7 +197,7 @@ def _is_data_of_module(value: Any, length: int) -> bool:
     A list in which some are None may be filled when samples are read.
     """
     with contextlib.suppress(Exception):  # a class of the user's may raise when it is asked for anything
-        count = len(value) if isinstance(value, dict) else _length_of_data(value) or 0
+        count = len(value) if isinstance(value, _CONTAINERS) else _length_of_data(value) or 0
         is_filled = isinstance(value, list) and any(one is None for one in value)
         return isinstance(value, Dataset) or _has_long_text(value) or (count >= length and not is_filled)
     return False
@@ -219,11 +211,12 @@ def _length_of_data(value: Any) -> int | None:
 
 
 def _memory(value: Any) -> Any:
-    """Return a memoryview, ctypes, or what `multiprocessing` shares, as an array with a row for each entry.
+    """Return a memoryview, ctypes, a BytesIO, or what `multiprocessing` shares, as an array with a row for each entry.
 
     None for other values.
     """
     value = value.get_obj() if isinstance(value, SynchronizedBase) else value
+    value = memoryview(value.getvalue()) if isinstance(value, io.BytesIO) else value
     if not isinstance(value, memoryview | ctypes.Array | ctypes._SimpleCData):
         return None
     try:

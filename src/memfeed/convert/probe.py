@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import random
 import time
@@ -206,7 +207,8 @@ def probe_map(
     def read() -> Any:
         nonlocal read_count
         read_count += 1
-        return read_sample(dataset, index, watchdog)
+        with contextlib.nullcontext() if watched is None else watched.opened.noticed(index):
+            return read_sample(dataset, index, watchdog)
 
     with random_state.preserved(), watchdog.watch():
         if not may_be_random:

@@ -7,13 +7,16 @@ changes in the module.
 from __future__ import annotations
 
 import dis
+import sys
 import types
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import cache
+from importlib.util import resolve_name
 from typing import Any
 
 from memfeed.errors import SplitError
 from memfeed.splitting.generators import is_installed, is_library
+from memfeed.system.code_content import names_used
 
 GlobalName = tuple[str, str]
 """The name of a module, and a name in it; "config.transform" is one in a module of the user that it imports."""
@@ -174,6 +177,16 @@ def read_by(function: types.FunctionType, enters: Callable[[Any], bool] = lambda
     return found
 
 
+def imported_by(function: types.FunctionType) -> Iterator[tuple[str, Any]]:
+    """Yield what a function may read in modules of the user that it imports itself: all that its code names there."""
+    words = dict.fromkeys(names_used(function.__code__))
+    for level, name, parts in _imports(function.__code__):
+        full = name if not level else resolve_name("." * level + name, str(function.__globals__.get("__package__")))
+        for module in (full, *(f"{full}.{part}" for part in parts)):
+            variables = vars(sys.modules[module]) if _is_of_user(sys.modules.get(module)) else {}
+            yield from ((f"{module}.{word}", variables[word]) for word in words if word in variables)
+
+
 def _is_of_user(value: Any) -> bool:
     return isinstance(value, types.ModuleType) and not is_library(value)
 
@@ -204,6 +217,21 @@ def _names_read(code: types.CodeType) -> tuple[tuple[str, ...], ...]:
         if isinstance(inner, types.CodeType):
             found.update(dict.fromkeys(_names_read(inner)))
     return tuple(names for names in found if names)
+
+
+@cache
+def _imports(code: types.CodeType) -> tuple[tuple[int, str, tuple[str, ...]], ...]:
+    """Return what code imports: the level of a relative import, the name of the module, the names taken from it."""
+    found: list[tuple[int, str, tuple[str, ...]]] = []
+    level, parts = None, None
+    for one in dis.get_instructions(code):
+        if one.opname == "IMPORT_NAME":
+            found.append((level if isinstance(level, int) else 0, one.argval, parts or ()))
+        level, parts = parts, one.argval
+    for inner in code.co_consts:
+        if isinstance(inner, types.CodeType):
+            found += _imports(inner)
+    return tuple(found)
 
 
 def _function_of(member: Any) -> Any:

@@ -1,0 +1,73 @@
+"""Notice which files a dataset opens when samples are read, by the audit events of Python: "open", "sqlite3.connect".
+
+What a library in C opens by itself (OpenCV, HDF5) raises none.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+import threading
+from collections.abc import Iterator
+from functools import cache
+from typing import Any
+
+from memfeed.splitting.generators import LIBRARIES
+
+MOST_FILES = 4096
+_WRITES = os.O_WRONLY | os.O_RDWR
+_NO_DATA = (*LIBRARIES, sys.prefix, sys.base_prefix, "/proc", "/sys", "/dev")
+_CODE = (".py", ".pyc", ".so")
+
+_here = threading.local()  # what notices files in each thread
+
+
+class OpenedFiles:
+    """The files that were opened while samples were read: absolute paths, in the order of the first time.
+
+    ``samples`` are the indices of the samples that were read. A file in a folder in which one was written is left out:
+    the dataset keeps results there, and another run finds more of them.
+    """
+
+    def __init__(self) -> None:
+        self.samples: set[int] = set()
+        self._read: dict[str, None] = {}
+        self._written: set[str] = set()
+
+    def files(self) -> list[str]:
+        """Return the files that were opened only to be read, and that are there."""
+        return [one for one in self._read if os.path.dirname(one) not in self._written and os.path.isfile(one)]
+
+    @contextlib.contextmanager
+    def noticed(self, index: int) -> Iterator[None]:
+        """Notice the files that this thread opens within a block that reads sample ``index``."""
+        _listen()
+        self.samples.add(index)
+        outer, _here.opened = getattr(_here, "opened", None), self
+        try:
+            yield
+        finally:
+            _here.opened = outer
+
+    def note(self, path: Any, flags: int) -> None:
+        """Add a file that is opened with these flags of open(2)."""
+        name = os.path.abspath(os.fsdecode(path))
+        if flags & _WRITES:
+            self._written.add(os.path.dirname(name))
+        elif len(self._read) < MOST_FILES and not name.startswith(_NO_DATA) and not name.endswith(_CODE):
+            self._read[name] = None
+
+
+@cache
+def _listen() -> None:
+    with contextlib.suppress(RuntimeError):  # a listener of the program's may refuse others
+        sys.addaudithook(_note)
+
+
+def _note(event: str, arguments: tuple[Any, ...]) -> None:
+    if event in ("open", "sqlite3.connect"):
+        opened = getattr(_here, "opened", None)
+        if opened is not None and not isinstance(arguments[0], int):
+            with contextlib.suppress(Exception):  # of a path of the user's, or one of no file
+                opened.note(arguments[0], arguments[2] if event == "open" else 0)

@@ -1,0 +1,128 @@
+"""Files that samples are read from count, whatever their names are made of: a change of one is an error."""
+
+import json
+import os
+import sqlite3
+import sys
+import threading
+
+import pytest
+import torch
+from torch.utils.data import Dataset
+
+from memfeed.convert.opened_files import OpenedFiles
+from memfeed.convert.probe import probe_indices
+from memfeed.errors import StaleStoreError
+from support import cache
+
+N = 60
+OTHER = next(i for i in range(20, N) if i not in probe_indices(N))  # a sample that is not compared
+
+
+def opened_by(read, samples=1):
+    opened = OpenedFiles()
+    for index in range(samples):
+        with opened.noticed(index):
+            read(index)
+    return [os.path.basename(one) for one in opened.files()]
+
+
+def test_files_that_are_opened_to_read(tmp_path):
+    for name in ("a.bin", "b.bin"):
+        (tmp_path / name).write_bytes(b"1")
+    sqlite3.connect(tmp_path / "c.db").close()
+
+    def read(index):
+        (tmp_path / "a.bin").read_bytes()
+        os.close(os.open(os.fsencode(tmp_path / "b.bin"), os.O_RDONLY))
+        sqlite3.connect(str(tmp_path / "c.db")).close()
+        open(os.dup(0)).close()
+        sqlite3.connect(":memory:").close()
+        json.loads("{}")
+        with pytest.raises(FileNotFoundError):
+            (tmp_path / "none").read_bytes()
+
+    assert opened_by(read) == ["a.bin", "b.bin", "c.db"]
+
+
+def test_code_devices_and_folders_that_are_written_to_are_none(tmp_path):
+    (tmp_path / "a.bin").write_bytes(b"1")
+    (tmp_path / "code.py").write_text("1")
+
+    def read(index):
+        open(tmp_path / "code.py").close()
+        open("/proc/self/status").close()
+        open(threading.__file__).close()
+        open(sys.executable, "rb").close()
+        (tmp_path / "a.bin").read_bytes()
+        if index:
+            (tmp_path / "a.cached").write_bytes(b"2")
+
+    assert opened_by(read) == ["a.bin"]
+    assert opened_by(read, 2) == []
+
+
+def test_only_within_the_block_and_in_its_thread(tmp_path):
+    (tmp_path / "a.bin").write_bytes(b"1")
+    opened = OpenedFiles()
+    with opened.noticed(0):
+        other = threading.Thread(target=(tmp_path / "a.bin").read_bytes)
+        other.start()
+        other.join()
+    (tmp_path / "a.bin").read_bytes()
+    assert opened.files() == []
+
+
+class Computed(Dataset):
+    """Samples of files whose names are in no attribute."""
+
+    def __init__(self, root, form):
+        self.get = {"file": lambda: str(root), "parts": lambda: str(root), "one": lambda: str(root)}[form]
+        self.form, self.labels = form, [0] * N
+
+    def __len__(self):
+        return N
+
+    def name(self, index):
+        if self.form == "file":
+            return f"{self.get()}/{index % 3}/{index:03d}.json"
+        return f"{self.get()}/part-{index * 4 // N}.json" if self.form == "parts" else f"{self.get()}/all.json"
+
+    def __getitem__(self, index):
+        with open(self.name(index)) as file:
+            return torch.tensor(json.load(file)[str(index)]), self.labels[index]
+
+
+@pytest.mark.parametrize("form", ["file", "parts", "one"])
+def test_a_change_of_a_file_that_no_attribute_names_is_an_error(tmp_path, path, form):
+    dataset, rows = Computed(tmp_path, form), {}
+    for index in range(N):
+        rows.setdefault(dataset.name(index), {})[str(index)] = float(index)
+    for name, row in rows.items():
+        os.makedirs(os.path.dirname(name), exist_ok=True)
+        with open(name, "w") as file:
+            json.dump(row, file)
+    cache(dataset, path)
+    assert cache(Computed(tmp_path, form), path)[OTHER][0] == OTHER
+    rows[dataset.name(OTHER)][str(OTHER)] = 0.5
+    with open(dataset.name(OTHER), "w") as file:
+        json.dump(rows[dataset.name(OTHER)], file)
+    with pytest.raises(StaleStoreError, match=r"json \((file|file sizes|file times)\)"):
+        cache(Computed(tmp_path, form), path)
+
+
+def test_results_that_a_dataset_keeps_beside_its_files_are_no_change(tmp_path, path):
+    for index in range(N):
+        (tmp_path / f"{index}.json").write_text(json.dumps(index))
+
+    class Keeping(Computed):
+        def __getitem__(self, index):
+            kept = tmp_path / f"{index}.kept"
+            if not kept.exists():
+                kept.write_text((tmp_path / f"{index}.json").read_text())
+            return torch.tensor(json.loads(kept.read_text()))
+
+    cache(Keeping(tmp_path, "file"), path)
+    for index in range(N):
+        (tmp_path / f"{index}.kept").write_text(json.dumps(index))
+    cache(Keeping(tmp_path, "file"), path)
