@@ -25,6 +25,7 @@ _MOST_ENTERED = 512  # functions, classes, objects and containers
 _MOST_ITEMS = 64  # of a container that may hold steps or settings; a larger one holds data
 _DEEPEST_SETTING = 3
 _CLOSED = (Dataset, Store, types.ModuleType, torch.Tensor, np.ndarray, str, bytes, os.PathLike)
+_SCALARS = (str, bytes, int, float, complex, type(None))
 _WEIGHTS = ("_parameters", "_buffers")  # of a model: they may be drawn at random
 
 
@@ -73,8 +74,9 @@ def _reached_from(one: Any, path: str) -> Iterator[tuple[str, Any]]:
         parts += _read_in(one)
     elif not isinstance(one, list | tuple | dict):
         cls = one if isinstance(one, type) else type(one)
-        parts += [(f"{path}.{name}", function) for name, function in functions_of(cls)]
-        parts += [(f"{path}.__class__", cls)] if path and cls is not one else []
+        if not path or _is_of_user(cls):
+            parts += [(f"{path}.{name}", function) for name, function in functions_of(cls)]
+            parts += [(f"{path}.__class__", cls)] if path and cls is not one else []
     yield from ((name, value) for name, value in parts if has_class(value))
 
 
@@ -116,7 +118,8 @@ def _is_entered(value: Any) -> bool:
     if _is_code(value):
         return True
     if isinstance(value, list | tuple | dict):
-        return 0 < len(value) <= _MOST_ITEMS
+        parts = list(value.values() if isinstance(value, dict) else value)[: _MOST_ITEMS + 1]
+        return len(parts) <= _MOST_ITEMS and not all(isinstance(one, _SCALARS) for one in parts)
     if isinstance(value, _CLOSED) or not hasattr(value, "__dict__"):
         return False
     return _is_of_user(value) or (callable(value) and not isinstance(value, type))
