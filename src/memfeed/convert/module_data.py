@@ -128,7 +128,7 @@ def _is_entered(value: Any) -> bool:
 def _is_of_user(value: Any) -> bool:
     """Return True for a class of the user, and for an object of one."""
     name = (value if isinstance(value, type) else type(value)).__module__
-    module = sys.modules.get(name)
+    module = None if name.partition(".")[0] == "memfeed" else sys.modules.get(name)
     return name in ("__main__", "__mp_main__") or (module is not None and not is_library(module))
 
 
