@@ -226,7 +226,19 @@ def with_attribute(index):
 
 
 with_attribute.table = list(TABLE)
-READER, REGISTRY = Step(list(TABLE)), {"look_up": functools.partial(look_up, table=list(TABLE))}
+
+
+class Slotted:
+    __slots__ = ("table",)
+
+    def __init__(self):
+        self.table = list(TABLE)
+
+    def __getattr__(self, name):
+        raise KeyError(name)  # as some classes of settings do
+
+
+SLOTTED, READER, REGISTRY = Slotted(), Step(list(TABLE)), {"look_up": functools.partial(look_up, table=list(TABLE))}
 
 
 class Holding(Dataset):
@@ -242,7 +254,9 @@ class Holding(Dataset):
 
 class Naming(Holding):
     def __getitem__(self, index, *, table=None):
-        return READER(index) + REGISTRY["look_up"](index) + with_attribute(index) + Step.rows[index]
+        return (
+            READER(index) + REGISTRY["look_up"](index) + with_attribute(index) + Step.rows[index] + SLOTTED.table[index]
+        )
 
 
 @pytest.mark.parametrize(

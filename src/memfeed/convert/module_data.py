@@ -26,6 +26,7 @@ _MOST_ITEMS = 64  # of a container that may hold steps or settings; a larger one
 _DEEPEST_SETTING = 3
 _CLOSED = (Dataset, Store, types.ModuleType, torch.Tensor, np.ndarray, str, bytes, os.PathLike)
 _SCALARS = (str, bytes, int, float, complex, type(None))
+_OF_CALLABLES = {functools.partial: ("func", "args", "keywords"), types.MethodType: ("__func__", "__self__")}
 _WEIGHTS = ("_parameters", "_buffers")  # of a model: they may be drawn at random
 
 
@@ -65,8 +66,8 @@ def _reached_from(one: Any, path: str) -> Iterator[tuple[str, Any]]:
         elif isinstance(one, weakref.ref):
             parts = [(f"{path}()", one())]
         else:
-            names = ("func", "args", "keywords") if isinstance(one, functools.partial) else ("__func__", "__self__")
-            parts = [(f"{path}.{name}", getattr(one, name)) for name in names if hasattr(one, name)]
+            names = next((names for kind, names in _OF_CALLABLES.items() if isinstance(one, kind)), ())
+            parts = [(f"{path}.{name}", getattr(one, name)) for name in names]
             hidden = _WEIGHTS if isinstance(one, torch.nn.Module) else ()
             own = [(name, value) for name, value in attributes_of(one) if name[:2] != "__" or name == "__wrapped__"]
             parts += [(f"{path}.{name}", value) for name, value in own if name not in hidden]
@@ -101,11 +102,14 @@ def attributes_of(value: Any) -> list[tuple[str, Any]]:
 
     A value that cannot be asked for its class is left out: the ``f`` of ``np.load('a.npz')``, a proxy without object.
     """
-    found = list(getattr(value, "__dict__", {}).items())
+    found: list[tuple[str, Any]] = []
+    with contextlib.suppress(Exception):  # it has none, and its class may raise anything then
+        found += value.__dict__.items()
     for cls in type(value).__mro__:
         slots = cls.__dict__.get("__slots__", ())
-        names = (slots,) if isinstance(slots, str) else slots
-        found += [(name, getattr(value, name)) for name in names if name[:2] != "__" and hasattr(value, name)]
+        for name in (slots,) if isinstance(slots, str) else slots:
+            with contextlib.suppress(Exception):  # it is not set
+                found += [(name, getattr(value, name))] if name[:2] != "__" else []
     return [(name, one) for name, one in found if has_class(one)]
 
 
@@ -120,9 +124,9 @@ def _is_entered(value: Any) -> bool:
     if isinstance(value, list | tuple | dict):
         parts = list(value.values() if isinstance(value, dict) else value)[: _MOST_ITEMS + 1]
         return len(parts) <= _MOST_ITEMS and not all(isinstance(one, _SCALARS) for one in parts)
-    if isinstance(value, _CLOSED) or not hasattr(value, "__dict__"):
+    if isinstance(value, _CLOSED):
         return False
-    return _is_of_user(value) or (callable(value) and not isinstance(value, type))
+    return _is_of_user(value) or (callable(value) and hasattr(value, "__dict__") and not isinstance(value, type))
 
 
 def _is_of_user(value: Any) -> bool:
