@@ -186,4 +186,6 @@ def has_class(value: Any) -> bool:
 def _has_settings(value: Any) -> bool:
     """Return True for an object whose attributes a program reads as settings: a class, a namespace of arguments."""
     is_function = isinstance(value, types.FunctionType | types.MethodType | types.ModuleType)
-    return not is_function and hasattr(value, "__dict__")
+    with contextlib.suppress(Exception):  # of a class of the user's, asked for an attribute
+        return not is_function and hasattr(value, "__dict__")
+    return False
