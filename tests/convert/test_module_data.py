@@ -210,10 +210,10 @@ class Step:
     rows = tuple(TABLE)
 
     def __init__(self, table=()):
-        self.table = table
+        self.table, self.order = table, list(TABLE)  # nothing reads the order
 
     def __call__(self, index):
-        return self.table[index] if self.table else TABLE[index]
+        return self.table[index] if self.table else self.rows[index] + TABLE[index]
 
 
 def around():

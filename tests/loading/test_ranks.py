@@ -218,6 +218,7 @@ def test_ranks_share_each_step_of_one_rank(drawn):
         assert max(map(len, step)) - min(map(len, step)) <= 1
 
 
+@pytest.mark.filterwarnings("ignore:found .* rows for .* ranks with drop_last=True")
 @settings(max_examples=100)
 @given(dealt)
 def test_dropping_the_last_leaves_out_less_than_a_global_batch(drawn):

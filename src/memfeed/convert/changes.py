@@ -126,7 +126,7 @@ class Watched:
 
     def _leaves(self) -> list[Leaf]:
         """Return the plain data of the dataset, and what the object that is read has loaded."""
-        leaves = leaves_of(self.dataset)
+        leaves = leaves_of(self.dataset, is_cut=bool(self._places))
         if self.read is self.dataset:
             return leaves
         loaded = [leaf for leaf in leaves_of(self.read) if leaf.path not in self._paths]

@@ -27,6 +27,7 @@ _DEEPEST_SETTING = 3
 _CLOSED = (Dataset, Store, types.ModuleType, torch.Tensor, np.ndarray, str, bytes, os.PathLike)
 _SCALARS = (str, bytes, int, float, complex, type(None))
 _OF_CALLABLES = {functools.partial: ("func", "args", "keywords"), types.MethodType: ("__func__", "__self__")}
+_MAKERS = ("__init__", "__post_init__", "__new__", "__setstate__")  # what they name may be read nowhere else
 _WEIGHTS = ("_parameters", "_buffers")  # of a model: they may be drawn at random
 
 
@@ -35,10 +36,12 @@ def values_read(owner: Any) -> dict[str, Any]:
 
     The code is that of its methods, and of the functions, classes and objects of the user that these and its attributes
     reach. It finds variables of modules of the user and of functions around, default arguments, arguments of partials,
-    and the attributes of what it reaches. Names are expressions: "FILES", "args.root", and ".load.keywords['table']"
-    of what the attribute ``load`` reaches. One that is another value in another module has that module's name before.
+    and those attributes of what it reaches that it names. Names are expressions: "FILES", "args.root", and
+    ".load.keywords['table']" of what the attribute ``load`` reaches. One that is another value in another module has
+    that module's name before.
     """
     found: dict[str, Any] = {}
+    of_objects, words = dict[str, str](), {"_value_"}  # of a member of an Enum
     entered: dict[int, Any] = {}  # kept, so that no id is used again
     ahead = deque([("", owner, True)])
     while ahead and len(entered) < _MOST_ENTERED:
@@ -46,14 +49,20 @@ def values_read(owner: Any) -> dict[str, Any]:
         if id(one) in entered:
             continue
         entered[id(one)] = one
-        is_listed = not is_own and (isinstance(one, list | tuple | dict) or _is_code(one) or _is_of_user(one))
+        if isinstance(one, types.FunctionType) and one.__name__ not in _MAKERS:
+            words.update(names_used(one.__code__), texts_used(one.__code__))
+        is_object = not isinstance(one, list | tuple | dict) and not _is_code(one)
+        is_listed = not is_own and (not is_object or _is_of_user(one))
         for name, value in _reached_from(one, path):
             if is_listed and found.setdefault(name, value) is not value:
-                found[f"{getattr(one, '__module__', None)}.{name}"] = value
+                name = f"{getattr(one, '__module__', None)}.{name}"
+                found[name] = value
+            if is_object:
+                of_objects[name] = name.rpartition(".")[2]
             with contextlib.suppress(Exception):  # a class of the user's may raise when it is asked for anything
                 if _is_entered(value):
                     ahead.append((name, value, is_own and isinstance(value, list | tuple | dict)))
-    return found
+    return {name: value for name, value in found.items() if name not in of_objects or of_objects[name] in words}
 
 
 def _reached_from(one: Any, path: str) -> Iterator[tuple[str, Any]]:
@@ -124,16 +133,19 @@ def _is_entered(value: Any) -> bool:
     if isinstance(value, list | tuple | dict):
         parts = list(value.values() if isinstance(value, dict) else value)[: _MOST_ITEMS + 1]
         return len(parts) <= _MOST_ITEMS and not all(isinstance(one, _SCALARS) for one in parts)
-    if isinstance(value, _CLOSED):
+    if isinstance(value, _CLOSED) or _module_of(value).startswith("memfeed."):
         return False
     return _is_of_user(value) or (callable(value) and hasattr(value, "__dict__") and not isinstance(value, type))
 
 
 def _is_of_user(value: Any) -> bool:
     """Return True for a class of the user, and for an object of one."""
-    name = (value if isinstance(value, type) else type(value)).__module__
-    module = None if name.partition(".")[0] == "memfeed" else sys.modules.get(name)
+    module = sys.modules.get(name := _module_of(value))
     return name in ("__main__", "__mp_main__") or (module is not None and not is_library(module))
+
+
+def _module_of(value: Any) -> str:
+    return str((value if isinstance(value, type) else type(value)).__module__)
 
 
 def folders_in_code(owner: Any, values: dict[str, Any]) -> list[str]:

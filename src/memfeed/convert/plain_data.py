@@ -76,9 +76,13 @@ class Column(Sequence[Any]):
         return self._get(self._records[index])
 
 
-def leaves_of(dataset: Any) -> list[Leaf]:
-    """Return the plain data in a dataset's attributes, and in those of the datasets inside it."""
-    return list(_Walk().of_value(dataset, "", None, (), 0))
+def leaves_of(dataset: Any, *, is_cut: bool = False) -> list[Leaf]:
+    """Return the plain data in a dataset's attributes, and in those of the datasets inside it.
+
+    ``is_cut`` says that its random steps are applied to batches: what attributes that can be called hold is a setting,
+    because no row may depend on it.
+    """
+    return list(_Walk(is_cut).of_value(dataset, "", None, (), 0))
 
 
 def is_array(value: Any) -> bool:
@@ -89,7 +93,8 @@ def is_array(value: Any) -> bool:
 class _Walk:
     """Finds attributes. One object is found once: torchvision's ``imgs`` is its ``samples``."""
 
-    def __init__(self) -> None:
+    def __init__(self, is_cut: bool) -> None:
+        self._is_cut = is_cut
         self._seen: set[int] = set()
         self._kept: list[Any] = []  # so that no id is used again
 
@@ -132,7 +137,7 @@ class _Walk:
             yield from self._of_owner(value, path, depth)
         elif (file := _open_file(value)) is not None:
             yield Leaf(_joined(path, "filename"), file, "place", folders)
-        elif objects < DEEPEST_OBJECT and not callable(value):  # annotations of COCO, for example
+        elif objects < DEEPEST_OBJECT and not callable(value) and not isinstance(value, _TOOLS):  # annotations of COCO
             for name, one in attributes_of(value):
                 yield from self.of_value(one, _joined(path, name), owner_length, folders, depth + 1, objects + 1)
 
@@ -152,7 +157,8 @@ class _Walk:
             if not is_part and _is_data_of_module(value, length or SETTINGS):
                 listed.append(name)
                 where = _joined(path, name[1:]) if name[0] == "." else OF_MODULE + name
-                yield from self.of_value(value, where, length, folders, depth + 1)
+                for leaf in self.of_value(value, where, length, folders, depth + 1):
+                    yield leaf._replace(kind="setting") if self._is_cut and name[0] == "." else leaf
 
     def _of_container(
         self, value: Any, path: str, owner_length: int | None, folders: tuple[str, ...], depth: int, objects: int
