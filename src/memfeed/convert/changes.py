@@ -5,8 +5,11 @@ from __future__ import annotations
 import contextlib
 import enum
 import functools
+import itertools
+import os
 import random
 import types
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -20,11 +23,16 @@ from memfeed.convert.module_data import attributes_of
 from memfeed.convert.opened_files import OpenedFiles
 from memfeed.convert.plain_data import (
     DEEPEST,
+    DEEPEST_OBJECT,
     MOST_PARTS,
     OF_MODULE,
+    SETTINGS,
+    WIDEST,
     Leaf,
+    content_of,
     is_array,
     is_owner,
+    is_record,
     leaves_of,
 )
 from memfeed.errors import RandomDataError, brief
@@ -34,10 +42,12 @@ from memfeed.system import machine
 
 EPOCH_SECONDS = 0.1  # that hashing may take when an epoch begins; of the largest attributes some values are hashed
 MOST_SETTINGS = 10_000
-SMALL_BYTES = 1 << 16  # an array of a pipeline with more is no setting
+MOST_ENTRIES = 50_000  # of a table of a pipeline that are hashed; of a longer one some are
+SMALL_BYTES = 1 << 20  # an array of a pipeline with more is no setting
 
 _GENERATORS = (random.Random, torch.Generator, np.random.Generator, np.random.RandomState, np.random.BitGenerator)
 _PLAIN = (bool, int, float, complex, str, bytes, type(None), torch.dtype, torch.device, torch.Size, enum.Enum, type)
+_OF_CLASS, _EMPTY = "that of its class", "empty"
 _OF_MODULES = ("_modules", "_parameters", "_buffers")
 
 
@@ -90,6 +100,7 @@ class Watched:
         self.leaf_makers: Mapping[Any, Callable[[Any], Any]] = {}  # of their arrays and PIL images
         self.seconds = 0.0  # that one of them took
         self.checks = 0  # at the beginnings of epochs
+        self.filled: list[str] = []  # attributes that were None or empty, and are not now: other data, or what was read
         self.checked_at: float | None = None  # `time.monotonic` of the last one
         leaves = leaves_of(dataset)
         self._before = State(digest_attributes(leaves), settings_of(dataset))
@@ -173,7 +184,8 @@ class Watched:
         is left out from now on: a step keeps there what it drew last.
         """
         assert self._known is not None
-        now = self._now()
+        now, known = self._now(), self._known.settings
+        self.filled = [path for path, old in known.items() if old in (None, _EMPTY) and path not in now.settings]
         while (found := self._difference(now)) is not None and reads and next(reads, None) is not None:
             before, now = now, self._now()
             self._known = self._known.without(before.changed_until(now))
@@ -277,20 +289,55 @@ def _collect_owner(owner: Any, path: str, found: dict[str, Any], seen: set[int],
     if id(owner) in seen or depth > DEEPEST or not is_owner(owner, path):
         return
     seen.add(id(owner))
+    for cls in type(owner).__mro__:
+        for name, value in vars(cls).items():
+            if (
+                isinstance(value, _PLAIN) and name[:2] != "__"
+            ):  # other datasets may change it: what counts is an own one
+                found[f"{path}.{name}" if path else name] = _OF_CLASS
     for name, value in attributes_of(owner):
         inner = f"{path}.{name}" if path else name
-        if value is None or callable(value) or _are_callable(value):
+        if found.pop(inner, None) and isinstance(value, _PLAIN):
+            found[inner] = value
+        if isinstance(value, list | tuple | dict | set | deque) and _is_empty(value):
+            found[inner] = _EMPTY  # it has no digest
+        elif value is None or callable(value) or _are_callable(value) or _is_config(value):
             _collect(value, inner, found, seen, 0)
-        elif isinstance(value, list | tuple):
-            for index, one in enumerate(value[:MOST_PARTS]):
+        elif isinstance(value, list | tuple | dict):
+            items = value.items() if isinstance(value, dict) else enumerate(value)
+            for key, one in itertools.islice(items, MOST_PARTS):
                 if not is_array(one) and hasattr(one, "__getitem__") and hasattr(one, "__dict__"):
-                    _collect_owner(one, f"{inner}[{index}]", found, seen, depth + 1)
+                    _collect_owner(one, f"{inner}[{key!r}]", found, seen, depth + 1)
         else:
             _collect_owner(value, inner, found, seen, depth + 1)
 
 
+def _is_empty(value: Any) -> bool:
+    with contextlib.suppress(Exception):  # a class of the user's: the len of a sparse matrix raises
+        return len(value) == 0
+    return False
+
+
 def _are_callable(value: Any) -> bool:
     return isinstance(value, list | tuple) and 0 < len(value) <= MOST_PARTS and all(map(callable, value))
+
+
+def _is_config(value: Any, depth: int = 0) -> bool:
+    """Return True for an object with nothing but settings, as ``argparse`` and dataclasses make them.
+
+    Others change without a read: a logger, a trainer, a progress bar.
+    """
+    if depth > DEEPEST_OBJECT or not is_record(value):
+        return False
+    parts = [one for _, one in attributes_of(value)]
+    return 0 < len(parts) <= WIDEST and all(_is_setting(one, depth) or _is_config(one, depth + 1) for one in parts)
+
+
+def _is_setting(value: Any, depth: int) -> bool:
+    if isinstance(value, list | tuple | dict | set | frozenset):
+        parts = list(value.values()) if isinstance(value, dict) else list(value)[: SETTINGS + 1]
+        return len(parts) <= SETTINGS and depth < DEEPEST_OBJECT and all(_is_setting(one, depth + 1) for one in parts)
+    return isinstance(value, _PLAIN + (os.PathLike,)) or content_of(value) is not None
 
 
 def _collect(value: Any, path: str, found: dict[str, Any], seen: set[int], depth: int) -> None:
@@ -299,6 +346,9 @@ def _collect(value: Any, path: str, found: dict[str, Any], seen: set[int], depth
         return
     if isinstance(value, _PLAIN):
         found[path] = value if value == value else "nan"
+        for name, one in vars(value).items() if isinstance(value, type) else ():
+            if isinstance(one, _PLAIN) and not isinstance(one, type) and name[:1] != "_":
+                found[f"{path}.{name}"] = one
         return
     if isinstance(value, np.generic | np.ndarray | torch.Tensor):
         if value.nbytes <= SMALL_BYTES and (text := hash_value(value)) is not None:
@@ -307,16 +357,19 @@ def _collect(value: Any, path: str, found: dict[str, Any], seen: set[int], depth
     if id(value) in seen:
         return
     seen.add(id(value))
-    if isinstance(value, list | tuple | Mapping):
+    if isinstance(value, list | tuple | set | frozenset | Mapping):
         found[f"len({path})"] = len(value)
-        items = value.items() if isinstance(value, Mapping) else enumerate(value)
-        for key, one in list(items) if len(value) <= MOST_SETTINGS // 100 else []:
+        if len(value) > MOST_SETTINGS // 100 or isinstance(value, set | frozenset):
+            found[path] = hash_value(value, len(value) > MOST_ENTRIES)
+            return
+        for key, one in value.items() if isinstance(value, Mapping) else enumerate(value):
             _collect(one, f"{path}[{key!r}]" if type(key) in (int, str) else f"{path}[?]", found, seen, depth + 1)
     elif isinstance(value, types.FunctionType):
         found[path] = value.__code__
         for name, one in zip(value.__code__.co_freevars, value.__closure__ or (), strict=False):
             _collect(_content(one), f"{path}.{name}", found, seen, depth + 1)
-        _collect(value.__defaults__, f"{path}.__defaults__", found, seen, depth + 1)
+        for name in ("__defaults__", "__kwdefaults__"):
+            _collect(getattr(value, name), f"{path}.{name}", found, seen, depth + 1)
     elif isinstance(value, types.MethodType):
         _collect(value.__func__, f"{path}.__func__", found, seen, depth + 1)
     elif isinstance(value, functools.partial):
@@ -324,7 +377,7 @@ def _collect(value: Any, path: str, found: dict[str, Any], seen: set[int], depth
             _collect(getattr(value, name), f"{path}.{name}", found, seen, depth + 1)
     else:
         found[path] = type(value)
-        for name, one in list(getattr(value, "__dict__", {}).items()):
+        for name, one in attributes_of(value):
             if name[:1] != "_":
                 _collect(one, f"{path}.{name}", found, seen, depth + 1)
             elif name in _OF_MODULES and isinstance(value, torch.nn.Module):
