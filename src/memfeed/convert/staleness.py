@@ -256,10 +256,11 @@ def require_unchanged(given: Input, options: ConvertOptions, is_cut: bool, backi
         found = None if difference is None else (difference, False)
     if found is None:
         if watched.filled:
+            names = listed([shown(name) for name in watched.filled])
             warn(
-                f"{backing.path}: {listed(list(map(shown, watched.filled)))} was None or empty when the loader was made, and has content now. If "
-                "samples depend on it, as on new labels, the store gives what was read before: "
-                "Loader(dataset, cache='NEW_PATH'). What reading fills, as a cache, may stay"
+                f"{backing.path}: {names} was None or empty when the loader was made, and has content now. If samples "
+                "depend on it, as on new labels, the store gives what was read before: Loader(dataset, "
+                "cache='NEW_PATH'). What reading fills, as a cache, may stay"
             )
         return
     difference, is_pipeline = found
