@@ -42,7 +42,7 @@ from memfeed.system import machine
 
 EPOCH_SECONDS = 0.1  # that hashing may take when an epoch begins; of the largest attributes some values are hashed
 MOST_SETTINGS = 10_000
-MOST_ENTRIES = 50_000  # of a table of a pipeline that are hashed; of a longer one some are
+MOST_ENTRIES = 20_000  # of a table of a pipeline that are hashed; of a longer one some are
 SMALL_BYTES = 1 << 20  # an array of a pipeline with more is no setting
 
 _GENERATORS = (random.Random, torch.Generator, np.random.Generator, np.random.RandomState, np.random.BitGenerator)
