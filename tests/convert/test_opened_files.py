@@ -1,13 +1,17 @@
 """Files that samples are read from count, whatever their names are made of: a change of one is an error."""
 
+import contextlib
 import json
 import os
+import pickle
 import sqlite3
 import sys
 import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
+from PIL import Image
 from torch.utils.data import Dataset
 
 from memfeed.convert.opened_files import OpenedFiles
@@ -71,6 +75,34 @@ def test_only_within_the_block_and_in_its_thread(tmp_path):
         other.join()
     (tmp_path / "a.bin").read_bytes()
     assert opened.files() == []
+
+
+@pytest.mark.filterwarnings("ignore:The image decoding:DeprecationWarning")
+@pytest.mark.parametrize(("module", "name"), [("cv2", "imread"), ("torchvision.io", "read_image")])
+def test_functions_of_libraries_in_c(tmp_path, module, name):
+    library = pytest.importorskip(module)
+    Image.new("RGB", (4, 4)).save(tmp_path / "a.png")
+    own, kept = getattr(library, name), []
+
+    def read(index):
+        kept.append(getattr(library, name))
+        assert getattr(library, name)(str(tmp_path / "a.png")) is not None
+
+    assert opened_by(read) == ["a.png"]
+    assert getattr(library, name) is own is pickle.loads(pickle.dumps(kept[0]))
+    assert kept[0](str(tmp_path / "a.png")).shape
+
+
+def test_threads_that_read_at_once_put_the_functions_back():
+    cv2 = pytest.importorskip("cv2")
+    own, here, other = cv2.imread, contextlib.ExitStack(), contextlib.ExitStack()
+    with ThreadPoolExecutor(1) as pool:
+        here.enter_context(OpenedFiles().noticed(0))
+        pool.submit(other.enter_context, OpenedFiles().noticed(1)).result()
+        here.close()
+        assert cv2.imread is not own, "the other thread still reads"
+        pool.submit(other.close).result()
+    assert cv2.imread is own
 
 
 class Computed(Dataset):

@@ -1,11 +1,13 @@
 """Notice which files a dataset opens when samples are read, by the audit events of Python: "open", "sqlite3.connect".
 
-What a library in C opens by itself (OpenCV, HDF5) raises none.
+What a library in C opens by itself raises none. Of some the functions that read a file are replaced meanwhile.
 """
 
 from __future__ import annotations
 
 import contextlib
+import functools
+import importlib
 import os
 import sys
 import threading
@@ -20,7 +22,17 @@ _WRITES = os.O_WRONLY | os.O_RDWR
 _NO_DATA = (*LIBRARIES, sys.prefix, sys.base_prefix, "/proc", "/sys", "/dev")
 _CODE = (".py", ".pyc", ".so")
 
+_READERS = (
+    *(("cv2", name) for name in ("imread", "imreadmulti")),
+    *(("torchvision.io", name) for name in ("read_image", "decode_image", "read_file")),
+    ("soundfile", "read"),
+    ("torchaudio", "load"),
+)
+
 _here = threading.local()  # what notices files in each thread
+_lock = threading.Lock()
+_replaced: dict[tuple[str, str], Any] = {}  # the libraries' own functions, while a thread reads samples
+_reading = 0  # threads that do
 
 
 class OpenedFiles:
@@ -45,9 +57,11 @@ class OpenedFiles:
         _listen()
         self.samples.add(index)
         outer, _here.opened = getattr(_here, "opened", None), self
+        _replace(1)
         try:
             yield
         finally:
+            _replace(-1)
             _here.opened = outer
 
     def note(self, path: Any, flags: int) -> None:
@@ -71,3 +85,41 @@ def _note(event: str, arguments: tuple[Any, ...]) -> None:
         if opened is not None and not isinstance(arguments[0], int):
             with contextlib.suppress(Exception):  # of a path of the user's, or one of no file
                 opened.note(arguments[0], arguments[2] if event == "open" else 0)
+
+
+class _Reader:
+    """A function of a library that notes which files it is asked for. It is pickled as the library's own."""
+
+    def __init__(self, module: str, name: str, function: Any) -> None:
+        self._place, self._function = (module, name), function
+        functools.update_wrapper(self, function)
+
+    def __reduce__(self) -> Any:
+        return _reader, self._place
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        for one in (*args, *kwargs.values()):
+            if isinstance(one, str | os.PathLike):
+                _note("open", (one, "r", 0))
+        return self._function(*args, **kwargs)
+
+
+def _reader(module: str, name: str) -> Any:
+    return getattr(importlib.import_module(module), name)
+
+
+def _replace(count: int) -> None:
+    """Replace functions of imported libraries when the first thread begins to read, and put them back after the last."""
+    global _reading
+    with _lock:
+        _reading += count
+        if not _reading:
+            while _replaced:
+                (module, name), function = _replaced.popitem()
+                setattr(sys.modules[module], name, function)
+            return
+        for module, name in _READERS:
+            function = getattr(sys.modules.get(module), name, None)
+            if callable(function) and (module, name) not in _replaced:
+                _replaced[module, name] = function
+                setattr(sys.modules[module], name, _Reader(module, name, function))
