@@ -4,6 +4,7 @@ import argparse
 import array
 import collections
 import io
+import logging
 import multiprocessing
 import random
 import weakref
@@ -354,3 +355,24 @@ def test_a_column_reads_when_it_is_asked():
     assert len(column) == 3
     assert not reads
     assert (column[1], list(column)) == (4, [2, 4, 6])
+
+
+def test_the_loggers_of_the_process_are_no_data():
+    for number in range(SETTINGS):
+        logging.getLogger(f"{__name__}.{number}")
+    logger = logging.getLogger(__name__)
+    assert found(logger=logger, adapter=logging.LoggerAdapter(logger, {})) == {}
+
+
+def test_what_a_step_holds_is_a_setting_where_the_pipeline_is_cut():
+    class Step:
+        def __init__(self):
+            self.table = list(range(N))
+
+        def __call__(self, index):
+            return self.table[index]
+
+    dataset = Of(transform=Step(), labels=list(range(N)))
+    for is_cut in (False, True):
+        kinds = {leaf.path: leaf.kind for leaf in leaves_of(dataset, is_cut=is_cut)}
+        assert kinds == {"labels": "data", "transform.table": "setting" if is_cut else "data"}

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import time
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from functools import reduce
-from operator import attrgetter, getitem
+from operator import getitem
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ import xxhash
 
 from memfeed.convert.digests import BLOCK_BYTES, Digest, add, chosen
 from memfeed.convert.opened_files import OpenedFiles
-from memfeed.convert.plain_data import WIDEST, Column, Leaf, ordered
+from memfeed.convert.plain_data import OF_MODULE, WIDEST, Column, Leaf, ordered
 from memfeed.schema.tensordicts import is_a
 from memfeed.store import format
 
@@ -29,6 +30,7 @@ NO_FILE = -1
 DEEPEST = 3  # containers around a name
 STEM_SECONDS = 1.0  # of looking for files that have the names of samples, without their ends
 MOST_NAMED = 16  # files of one folder in whose names one entry of a list is looked for
+SHARED = 4  # files of one folder, on average, that show that all folders were seen
 ROOT = "root"
 
 
@@ -258,10 +260,11 @@ def _add_folder(found: _Found, path: str, root: str, target: Path) -> None:
 
 
 def _add_opened(found: _Found, opened: OpenedFiles, target: Path) -> None:
-    """Add the files that samples were read from and that no attribute names.
+    """Add the files that samples were read from and that no attribute names, by their ends.
 
-    Where samples have files of their own, all files with the same end in the folder of all of them count. Else those
-    whose names differ from one that was opened in digits alone do, as the parts of a large set.
+    Where samples have files of their own, all files of their folders count: of the folders that were seen if these are
+    few, else of all below the one that holds them. Where many samples share a file, those count whose names differ from
+    it in digits alone, as the parts of a large set.
     """
     files = opened.files()
     names = set(map(os.path.basename, files))
@@ -272,18 +275,20 @@ def _add_opened(found: _Found, opened: OpenedFiles, target: Path) -> None:
             by_end.setdefault(os.path.splitext(one)[1], []).append(one)
     for end, some in by_end.items():
         folders = sorted(set(map(os.path.dirname, some)))
+        listed = _names_in(folders)
         if len(some) > 1 and len(some) * 2 >= len(opened.samples):
-            top = os.path.commonpath(folders)
-            below = _files_below(os.path.realpath(top), target, MOST_SECONDS)
-            listed = [os.path.join(top, one) for one in below or _names_in(folders)]
-            _add_files(found, f"{os.path.basename(top)}/*{end}", [one for one in listed if one.endswith(end)])
+            if len(folders) * SHARED > len(some):
+                top = os.path.commonpath(folders)
+                below = _files_below(os.path.realpath(top), target, MOST_SECONDS) or ()
+                listed = [os.path.join(top, one) for one in below] or listed
+            _add_files(found, f"{OF_MODULE}*{end}", [one for one in listed if one.endswith(end)])
             continue
         shapes = set(map(_shape, some))
-        parts = [one for one in _names_in(folders) if _shape(one) in shapes]
+        parts = [one for one in listed if _shape(one) in shapes]
         if len(parts) > MOST_NAMED:
-            _add_files(found, f"{os.path.basename(folders[0])}/*{end}", parts)
+            _add_files(found, f"{OF_MODULE}*{end}", parts)
         for one in parts if len(parts) <= MOST_NAMED else ():
-            _add_content(found, os.path.basename(one), one)
+            _add_content(found, OF_MODULE + os.path.basename(one), one)
 
 
 def _shape(path: str) -> str:
@@ -292,9 +297,11 @@ def _shape(path: str) -> str:
 
 def _names_in(folders: Sequence[str]) -> list[str]:
     """Return the paths of the files in some folders."""
-    return [
-        entry.path for one in folders for entry in sorted(os.scandir(one), key=attrgetter("name")) if entry.is_file()
-    ]
+    found: list[str] = []
+    for folder in folders:
+        with contextlib.suppress(OSError), os.scandir(folder) as entries:  # it may not be listed
+            found += sorted(entry.path for entry in entries if entry.is_file())
+    return found
 
 
 def _files_below(top: str, target: Path, seconds: float) -> list[str] | None:

@@ -109,7 +109,7 @@ def _reader(module: str, name: str) -> Any:
 
 
 def _replace(count: int) -> None:
-    """Replace functions of imported libraries when the first thread begins to read, and put them back after the last."""
+    """Replace functions of imported libraries as the first thread begins to read. Put them back after the last."""
     global _reading
     with _lock:
         _reading += count
