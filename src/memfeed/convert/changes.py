@@ -291,9 +291,7 @@ def _collect_owner(owner: Any, path: str, found: dict[str, Any], seen: set[int],
     seen.add(id(owner))
     for cls in type(owner).__mro__:
         for name, value in vars(cls).items():
-            if (
-                isinstance(value, _PLAIN) and name[:2] != "__"
-            ):  # other datasets may change it: what counts is an own one
+            if isinstance(value, _PLAIN) and name[:2] != "__":  # other datasets may change it: an own one counts
                 found[f"{path}.{name}" if path else name] = _OF_CLASS
     for name, value in attributes_of(owner):
         inner = f"{path}.{name}" if path else name
