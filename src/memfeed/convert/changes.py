@@ -184,8 +184,9 @@ class Watched:
         is left out from now on: a step keeps there what it drew last.
         """
         assert self._known is not None
-        now, known = self._now(), self._known.settings
-        self.filled = [path for path, old in known.items() if old in (None, _EMPTY) and path not in now.settings]
+        now, were = self._now(), self._before.settings
+        same = [(path, old) for path, old in self._known.settings.items() if path in were and were[path] == old]
+        self.filled = [path for path, old in same if old in (None, _EMPTY) and path not in now.settings]
         while (found := self._difference(now)) is not None and reads and next(reads, None) is not None:
             before, now = now, self._now()
             self._known = self._known.without(before.changed_until(now))
