@@ -114,7 +114,8 @@ class Watched:
     def read_cut(self, marked: Any, places: Sequence[CallablePlace]) -> None:
         """Take a copy of the dataset whose samples are read, and the callables that it called when it was cut."""
         self.read, self._places = marked, places
-        self._before.settings.update(settings_of(self.dataset, places) | self._before.settings)
+        now = {path: one for path, one in settings_of(self.dataset, places).items() if one != _EMPTY}  # reading empties
+        self._before.settings.update(now | self._before.settings)
 
     def close_opened(self) -> None:
         """Close what reading has opened and cannot be sent to processes, if they are started and not forked."""
