@@ -158,3 +158,21 @@ def test_results_that_a_dataset_keeps_beside_its_files_are_no_change(tmp_path, p
     for index in range(N):
         (tmp_path / f"{index}.kept").write_text(json.dumps(index))
     cache(Keeping(tmp_path, "file"), path)
+
+
+def test_the_files_of_a_temporary_store_are_not_looked_at(tmp_path, monkeypatch):
+    for index in range(N):
+        (tmp_path / f"{index}.json").write_text(json.dumps(index))
+
+    class Named(Computed):
+        def name(self, index):
+            return f"{tmp_path}/{index}.json"
+
+        def __getitem__(self, index):
+            with open(self.name(index)) as file:
+                return torch.tensor(json.load(file))
+
+    looked = []
+    monkeypatch.setattr("memfeed.convert.changes.digest_files", lambda *given: looked.append(given) or {})
+    assert cache(Named(tmp_path, "file"), None)[OTHER] == OTHER
+    assert not looked

@@ -272,7 +272,7 @@ def cache_one(dataset: Any, path: str | os.PathLike[str] | None, options: Conver
     target = format.resolve(path, to_write=options.overwrite or options.repair or not exists)
     refuse_copy(dataset, target, options.copy_existing)
     given = classify_input(dataset)
-    watched = None if isinstance(given.dataset, RayRows) else Watched(dataset, target)
+    watched = None if isinstance(given.dataset, RayRows) else Watched(dataset, target if owner is None else None)
     stored = None if options.overwrite else store_at(target)
     options = _with_budget(dataset, given, stored, options, target)
     options = _with_kept_form(stored, options, target)

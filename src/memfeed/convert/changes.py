@@ -87,10 +87,10 @@ class Watched:
 
     Args:
         dataset: as the user gave it, so that what is assigned to its attributes later is seen.
-        target: the directory of its store.
+        target: the directory of its store; None for a temporary one, which no later run compares with files.
     """
 
-    def __init__(self, dataset: Any, target: Path) -> None:
+    def __init__(self, dataset: Any, target: Path | None) -> None:
         self.dataset, self._target = dataset, target
         self.read = dataset  # the object whose samples are read: a copy, if its pipeline is cut
         self._places: Sequence[CallablePlace] = ()
@@ -153,7 +153,9 @@ class Watched:
             single = digest_single_files(leaves)
             same = {path: one for path, one in single.items() if _same(self._files_before.get(path), one)}
             changing = now.keys() - self._known.digests.keys()
-            self._files = {**same, **digest_files(leaves, self._target, changing, self.opened)}
+            if self._target is not None:
+                same |= digest_files(leaves, self._target, changing, self.opened)
+            self._files = same
         return {**self._known.digests, **self._files}
 
     def changed_by_reading(self) -> list[str]:
