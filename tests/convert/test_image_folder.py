@@ -33,8 +33,10 @@ def test_a_tree_without_images(tmp_path):
     with pytest.raises(FileNotFoundError):
         image_folder(tmp_path / "none")
     (tmp_path / "empty").mkdir()
-    with pytest.raises(FileNotFoundError):
-        image_folder(tmp_path)
+    expected = r"expected one sub-folder of images per class, as .*cats/1\.jpg; found: "
+    for root in (tmp_path, tmp_path / "empty"):
+        with pytest.raises(FileNotFoundError, match=expected):
+            image_folder(root)
 
 
 @pytest.mark.parametrize(

@@ -253,7 +253,15 @@ def image_folder(root: str | os.PathLike[str], transform: Callable[[Any], Any] |
     require("vision", "torchvision", "PIL")
     from torchvision.datasets import ImageFolder
 
-    return ImageFolder(str(local_path(root)), transform=transform, loader=_load_image)
+    folder = local_path(root)
+    try:
+        return ImageFolder(str(folder), transform=transform, loader=_load_image)
+    except FileNotFoundError as error:
+        if error.filename is not None:  # there is no such folder
+            raise
+        raise FileNotFoundError(
+            f"{root}: expected one sub-folder of images per class, as {folder / 'cats' / '1.jpg'}; found: {error}"
+        ) from None
 
 
 def to_pixels(resize: str | None = None) -> Callable[[Any], Any]:
