@@ -8,10 +8,11 @@ import numpy as np
 import pytest
 import torch
 from tensordict import NonTensorStack, TensorDict
-from torch.utils.data import Dataset, IterableDataset, TensorDataset, get_worker_info
+from torch.utils.data import Dataset, IterableDataset, StackDataset, Subset, TensorDataset, get_worker_info
 
 import memfeed
 from memfeed.convert import probe
+from memfeed.convert.inputs import reading_together
 from memfeed.errors import CopyError, CorruptStoreError, SampleError, SchemaError, StoreError
 from support import Counting, Made, Pair, cache, equal
 
@@ -312,3 +313,18 @@ def test_a_dataloader_of_batches_is_no_dataset(path):
         memfeed.cache(loader, path)
     assert len(memfeed.cache((batch for batch in loader), path)) == 3
     assert len(memfeed.cache(torch.utils.data.DataLoader(range(6), None), path.with_name("b.mf"))) == 6
+
+
+class _Together(list):
+    def __getitems__(self, rows):
+        return [self[row] for row in rows]
+
+
+def test_wrappers_of_torch_read_samples_together_only_if_a_part_does():
+    one_by_one, together = [1, 2], _Together([1, 2])
+    stacks = [StackDataset(one_by_one, one_by_one), StackDataset(a=Subset(one_by_one, [0, 1]), b=one_by_one)]
+    for dataset in [one_by_one, *stacks, Subset(stacks[0], [1])]:
+        assert reading_together(dataset) is None
+    stacks = [StackDataset(one_by_one, Subset(together, [0, 1])), StackDataset(a=one_by_one, b=together)]
+    for dataset in [together, *stacks, Subset(stacks[0], [1])]:
+        assert reading_together(dataset) is together

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from idiom import ROWS, Rows, Table, Tensors, labels, pictures
 from PIL import Image
-from torch.utils.data import ConcatDataset, Dataset, Subset, random_split
+from torch.utils.data import ConcatDataset, Dataset, StackDataset, Subset, random_split
 from torchvision import transforms as v1
 from torchvision.transforms import v2
 
@@ -47,6 +47,11 @@ def subset():
 @TABLE.add("random_split of a dataset", "torch", "batched")
 def split():
     return random_split(Rows(crop(), count=96), [64, 32], torch.Generator().manual_seed(0))[0]
+
+
+@TABLE.add("StackDataset of two datasets with random steps", "torch", "batched")
+def stacked():
+    return StackDataset(a=Rows(crop()), b=Subset(Rows(crop(), count=96), range(16, 80)))
 
 
 @TABLE.add("a wrapper that transforms the samples of a Subset", "torch", "batched")

@@ -14,7 +14,7 @@ from typing import Any, Literal
 import msgspec
 import numpy as np
 import torch
-from torch.utils.data import IterableDataset
+from torch.utils.data import IterableDataset, StackDataset, Subset
 from torch.utils.data.dataloader import DataLoader  # torch's, also if a program replaced it
 
 from memfeed.convert.changes import Watched
@@ -238,6 +238,19 @@ def next_sample(
         ) from error
     finally:
         watchdog.end_read(worker or 0)
+
+
+def reading_together(dataset: Any) -> Any:
+    """Return the dataset or the part of it that reads samples together; None if all are read one by one.
+
+    Torch's own ``__getitems__`` read one by one where no part has another.
+    """
+    if type(dataset) is StackDataset:
+        parts = dataset.datasets.values() if isinstance(dataset.datasets, dict) else dataset.datasets
+        return next((found for found in map(reading_together, parts) if found is not None), None)
+    if type(dataset) is Subset:
+        return reading_together(dataset.dataset)
+    return dataset if callable(getattr(dataset, "__getitems__", None)) else None
 
 
 IMAGE_FIELDS = ("image", "label")

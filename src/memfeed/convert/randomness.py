@@ -15,11 +15,10 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch.utils.data import Subset
 from torch.utils.data._utils import worker as torch_worker
 
 from memfeed.convert.changes import OwnStateError, Watched
-from memfeed.convert.inputs import has_one_pass, read_sample
+from memfeed.convert.inputs import has_one_pass, read_sample, reading_together
 from memfeed.convert.watchdog import Watchdog
 from memfeed.convert.write_run import WritePlan
 from memfeed.errors import RandomDataError, SampleError, SchemaError, listed
@@ -177,10 +176,8 @@ def require_same_together(dataset: Any, rows: Sequence[int]) -> None:
 
     Without ``__getitems__`` they are read one by one. Some of ``rows`` are read, for a moment.
     """
-    inner, started = dataset, time.monotonic()
-    while type(inner) is Subset:
-        inner = inner.dataset  # its own __getitems__ reads one by one if there is no other
-    if not callable(getattr(inner, "__getitems__", None)):
+    inner, started = reading_together(dataset), time.monotonic()
+    if inner is None:
         return
     generators = Generators(dataset)
     with restored(generators), contextlib.suppress(SampleError):
