@@ -4,6 +4,7 @@ import copy
 import multiprocessing
 import pickle
 
+import numpy as np
 import pytest
 import torch
 from torch.utils.data import ConcatDataset, Dataset
@@ -161,3 +162,43 @@ def test_it_is_read_as_it_is_in_processes_that_are_not_forked(tmp_path):
     loader = memfeed.Loader(Drawing(), 40, num_workers=1, cache=tmp_path / "a.mf")
     assert isinstance(loader.dataset, Drawing)
     assert len(torch.cat(list(loader))) == 120
+
+
+class Jitter:
+    """Makes a generator when it is called first, so that each worker has one of its own seed."""
+
+    def __init__(self):
+        self.generator = None
+
+    def __call__(self, x):
+        if self.generator is None:
+            self.generator = np.random.default_rng(torch.initial_seed() % 2**32)
+        return x + float(self.generator.random())
+
+
+class Jittered(Dataset):
+    """Draws beside its transform, so no store can hold it, from generators that the first sample makes."""
+
+    def __init__(self):
+        self.transform, self.generators = Jitter(), {}
+
+    def __len__(self):
+        return 32
+
+    def __getitem__(self, index):
+        if "own" not in self.generators:
+            self.generators["own"] = np.random.default_rng(torch.initial_seed() % 2**32)
+        return self.transform(torch.zeros(3)) + float(self.generators["own"].random())
+
+
+@pytest.mark.parametrize("options", [{}, {"cache": "path"}], ids=["no path", "decoded files"])
+@pytest.mark.parametrize("worker_count", [0, 2])
+def test_generators_that_the_first_sample_makes_are_made_by_each_worker(tmp_path, options, worker_count):
+    options = {name: tmp_path / value for name, value in options.items()}
+    found = []
+    for kind, more in ((memfeed.Loader, options), (torch.utils.data.DataLoader, {})):
+        torch.manual_seed(5)
+        loader = kind(Jittered(), 4, num_workers=worker_count, **more)
+        found.append(torch.stack([torch.cat(list(loader)) for _ in range(2)]))
+    assert len(found[0].unique()) == 2 * 32
+    assert torch.equal(*found)

@@ -223,6 +223,7 @@ def become_decoded(
             "memfeed: this loader reads all samples on each rank, as a DataLoader does, unless a trainer divides it "
             "(Lightning, Accelerate): in a loop of your own pass sampler=torch.utils.data.DistributedSampler(dataset)"
         )
+    unread.drop_generators(dataset)
     if given.num_workers and machine.start_method(given.multiprocessing_context) != "fork":
         unread.close(dataset)  # as a DataLoader finds it, which reads no sample before it starts workers
     options = {name: getattr(given, name) for name in _OF_TORCH}

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import pickle
 import types
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import torch
 
+from memfeed.splitting.generators import is_generator
 from memfeed.splitting.tracer import Marked
 
 MOST_ENTRIES = 100  # of a dict of settings
@@ -25,7 +27,7 @@ class Unread:
     def __init__(self, dataset: Any) -> None:
         self._before = {
             path: ({name: _flag_of(value) for name, value in owner.items()}, _dicts_of(owner))
-            for path, owner in _owners(dataset).items()
+            for path, owner in (_owners(dataset, with_steps=True) | _owners(dataset)).items()
         }
 
     def close(self, dataset: Any) -> None:
@@ -33,9 +35,19 @@ class Unread:
 
         ``dataset`` is the one that was given, or a copy of it.
         """
-        for path, owner in _owners(dataset).items():
+        self._put_back(_owners(dataset), _is_opened)
+
+    def drop_generators(self, dataset: Any) -> None:
+        """Put back None, or nothing, where reading has put a random generator, in steps too; else as `close`.
+
+        Each worker makes one of its own then, from its own seed. Forked from one, all would draw the same numbers.
+        """
+        self._put_back(_owners(dataset, with_steps=True), is_generator)
+
+    def _put_back(self, owners: dict[tuple[Any, ...], dict[Any, Any]], is_new: Callable[[Any], bool]) -> None:
+        for path, owner in owners.items():
             before, dicts = self._before.get(path, (owner, []))
-            opened = [n for n, value in owner.items() if before.get(n) is None and _is_opened(value)]
+            opened = [n for n, value in owner.items() if before.get(n) is None and is_new(value)]
             for name in opened:
                 del owner[name]
             if opened:
@@ -70,8 +82,10 @@ def attributes_inside(dataset: Any) -> list[dict[str, Any]]:
     return list(found.values())
 
 
-def _owners(dataset: Any) -> dict[tuple[Any, ...], dict[Any, Any]]:
+def _owners(dataset: Any, *, with_steps: bool = False) -> dict[tuple[Any, ...], dict[Any, Any]]:
     """Return the attributes of a dataset and of the objects that it holds, and its short dicts, by the ways to them.
+
+    Objects that can be called, such as the steps of a pipeline, only ``with_steps``.
 
     A copy has the same ways, though it may have two copies of one object.
     """
@@ -88,15 +102,17 @@ def _owners(dataset: Any) -> dict[tuple[Any, ...], dict[Any, Any]]:
             found[path] = own
         if isinstance(own, dict) and id(value) not in above:
             inside = above | {id(value)}
-            ahead += [((*path, name), one, inside) for name, one in reversed(own.items()) if _may_own(one)]
+            ahead += [((*path, name), one, inside) for name, one in reversed(own.items()) if _may_own(one, with_steps)]
     return found
 
 
-def _may_own(value: Any) -> bool:
+def _may_own(value: Any, with_steps: bool) -> bool:
     """Return True for an object, and for a container, that may hold what is opened. Steps that are watched may not."""
     if isinstance(value, dict | list | tuple):
         return True
-    is_other = isinstance(value, type | types.ModuleType | torch.Tensor | np.ndarray) or callable(value)
+    is_other = isinstance(value, type | types.ModuleType | torch.Tensor | np.ndarray) or (
+        callable(value) and not with_steps
+    )
     return not is_other and isinstance(getattr(value, "__dict__", None), dict)
 
 
