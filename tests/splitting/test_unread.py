@@ -7,7 +7,7 @@ import pickle
 import numpy as np
 import pytest
 import torch
-from torch.utils.data import ConcatDataset, Dataset
+from torch.utils.data import ConcatDataset, Dataset, IterableDataset
 from torchvision.transforms import v2
 
 import memfeed
@@ -176,6 +176,19 @@ class Jitter:
         return x + float(self.generator.random())
 
 
+class Streamed(IterableDataset):
+    """Makes an object that draws when its first pass begins."""
+
+    def __init__(self):
+        self.jitter = None
+
+    def __iter__(self):
+        if self.jitter is None:
+            self.jitter = Jitter()
+            self.jitter(0.0)
+        yield from (self.jitter(torch.zeros(1)) for _ in range(32))
+
+
 class Jittered(Dataset):
     """Draws beside its transform, so no store can hold it, from generators that the first sample makes."""
 
@@ -201,4 +214,14 @@ def test_generators_that_the_first_sample_makes_are_made_by_each_worker(tmp_path
         loader = kind(Jittered(), 4, num_workers=worker_count, **more)
         found.append(torch.stack([torch.cat(list(loader)) for _ in range(2)]))
     assert len(found[0].unique()) == 2 * 32
+    assert torch.equal(*found)
+
+
+def test_workers_that_read_an_iterable_make_what_draws_too(tmp_path):
+    found = []
+    for kind, more in ((memfeed.Loader, {"cache": tmp_path / "a.mf"}), (torch.utils.data.DataLoader, {})):
+        torch.manual_seed(5)
+        loader = kind(Streamed(), 4, num_workers=2, **more)
+        found.append(torch.stack([torch.cat(list(loader)) for _ in range(2)]))
+    assert len(found[0].unique()) == 2 * 2 * 32
     assert torch.equal(*found)

@@ -218,8 +218,10 @@ def _beside_cache(source: Any, given: Arguments) -> Any:
     if isinstance(source, IterableDataset):
         from memfeed.convert.cache import cache
         from memfeed.convert.jobs import STREAM_BLOCK
+        from memfeed.splitting.unread import Unread
 
         _require_no_memo(given)
+        unread = Unread(source)
         turns = (
             f"; the {given.num_workers} workers take turns of {STREAM_BLOCK} rows, where those of a DataLoader take "
             "turns of a batch: shuffle=True mixes the rows of all"
@@ -233,7 +235,7 @@ def _beside_cache(source: Any, given: Arguments) -> Any:
         try:
             return cache(source, path, workers=given.num_workers, worker_init_fn=given.worker_init_fn)
         except RandomDataError as error:  # decoders= and require= are an error here
-            raise CannotCacheError(str(error), error) from None
+            raise CannotCacheError(str(error), error, unread=unread) from None
     as_stores(source)  # raises for what no loader reads
     is_on_disk = isinstance(source, Store) and source.path.is_absolute()
     if not is_on_disk:

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from memfeed.splitting.generators import is_generator
+from memfeed.splitting.generators import generators_in
 from memfeed.splitting.tracer import Marked
 
 MOST_ENTRIES = 100  # of a dict of settings
@@ -38,11 +38,11 @@ class Unread:
         self._put_back(_owners(dataset), _is_opened)
 
     def drop_generators(self, dataset: Any) -> None:
-        """Put back None, or nothing, where reading has put a random generator, in steps too; else as `close`.
+        """Put back None, or nothing, where reading has put what holds a random generator; in steps too.
 
         Each worker makes one of its own then, from its own seed. Forked from one, all would draw the same numbers.
         """
-        self._put_back(_owners(dataset, with_steps=True), is_generator)
+        self._put_back(_owners(dataset, with_steps=True), lambda value: bool(generators_in(value)))
 
     def _put_back(self, owners: dict[tuple[Any, ...], dict[Any, Any]], is_new: Callable[[Any], bool]) -> None:
         for path, owner in owners.items():
