@@ -2,53 +2,25 @@
 
 from __future__ import annotations
 
-import contextlib
-import enum
-import functools
-import itertools
-import os
-import random
-import types
-from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import numpy as np
-import torch
-
-from memfeed.convert.digests import PARTIAL, Digest, differ_in_all, digest_attributes, hash_value
+from memfeed.convert.dataset_settings import EMPTY, settings_of
+from memfeed.convert.digests import PARTIAL, Digest, differ_in_all, digest_attributes
 from memfeed.convert.file_digests import digest_files, digest_single_files
-from memfeed.convert.module_data import attributes_of
 from memfeed.convert.opened_files import OpenedFiles
 from memfeed.convert.plain_data import (
-    DEEPEST,
-    DEEPEST_OBJECT,
-    MOST_PARTS,
     OF_MODULE,
-    SETTINGS,
-    WIDEST,
     Leaf,
-    content_of,
-    is_array,
-    is_owner,
-    is_record,
     leaves_of,
 )
 from memfeed.errors import RandomDataError, brief
-from memfeed.splitting.places import CallablePlace, part_of
+from memfeed.splitting.places import CallablePlace
 from memfeed.splitting.unread import Unread
 from memfeed.system import machine
 
 EPOCH_SECONDS = 0.1  # that hashing may take when an epoch begins; of the largest attributes some values are hashed
-MOST_SETTINGS = 10_000
-MOST_ENTRIES = 20_000  # of a table of a pipeline that are hashed; of a longer one some are
-SMALL_BYTES = 1 << 20  # an array of a pipeline with more is no setting
-
-_GENERATORS = (random.Random, torch.Generator, np.random.Generator, np.random.RandomState, np.random.BitGenerator)
-_PLAIN = (bool, int, float, complex, str, bytes, type(None), torch.dtype, torch.device, torch.Size, enum.Enum, type)
-_OF_CLASS, _EMPTY = "that of its class", "empty"
-_OF_MODULES = ("_modules", "_parameters", "_buffers")
 
 
 class OwnStateError(RandomDataError):
@@ -114,7 +86,7 @@ class Watched:
     def read_cut(self, marked: Any, places: Sequence[CallablePlace]) -> None:
         """Take a copy of the dataset whose samples are read, and the callables that it called when it was cut."""
         self.read, self._places = marked, places
-        now = {path: one for path, one in settings_of(self.dataset, places).items() if one != _EMPTY}  # reading empties
+        now = {path: one for path, one in settings_of(self.dataset, places).items() if one != EMPTY}  # reading empties
         self._before.settings.update(now | self._before.settings)
 
     def close_opened(self) -> None:
@@ -189,7 +161,7 @@ class Watched:
         assert self._known is not None
         now, were = self._now(), self._before.settings
         same = [(path, old) for path, old in self._known.settings.items() if path in were and were[path] == old]
-        self.filled = [path for path, old in same if old in (None, _EMPTY) and path not in now.settings]
+        self.filled = [path for path, old in same if old in (None, EMPTY) and path not in now.settings]
         while (found := self._difference(now)) is not None and reads and next(reads, None) is not None:
             before, now = now, self._now()
             self._known = self._known.without(before.changed_until(now))
@@ -255,140 +227,3 @@ def _same(one: Digest | None, other: Digest) -> bool:
 
 def _brief(value: Any) -> str:
     return getattr(value, "co_name", None) or getattr(value, "__qualname__", None) or brief(value)
-
-
-# --- the settings of pipelines
-
-
-def settings_of(dataset: Any, places: Sequence[CallablePlace] = ()) -> dict[str, Any]:
-    """Return the numbers, text and classes of the pipelines of a dataset, and of those inside it, by their paths.
-
-    A pipeline is any attribute that can be called, or a list of such. Of a function these are its code and what it
-    closes over. What a step keeps for itself, with a name that begins with ``_``, and generators are left out.
-
-    Args:
-        dataset: any.
-        places: callables of the dataset that count too, with the objects on the way to them.
-    """
-    found: dict[str, Any] = {}
-    seen: set[int] = set()
-    _collect_owner(dataset, "", found, seen, 0)
-    for place in places:
-        value = dataset
-        with contextlib.suppress(Exception):  # the way is another one now
-            for end, key in enumerate(place.path, 1):
-                value = part_of(value, key)
-                if key[0] == "method":
-                    continue
-                text = str(CallablePlace(place.path[:end], value)).removeprefix("dataset.")
-                text = OF_MODULE + text if any(kind == "global" for kind, _ in place.path[:end]) else text
-                if isinstance(value, dict | list | tuple):
-                    found[f"len({text})"] = len(value)
-                else:
-                    _collect(value, text, found, seen, 0)
-    return found
-
-
-def _collect_owner(owner: Any, path: str, found: dict[str, Any], seen: set[int], depth: int) -> None:
-    if id(owner) in seen or depth > DEEPEST or not is_owner(owner, path):
-        return
-    seen.add(id(owner))
-    for cls in type(owner).__mro__:
-        for name, value in vars(cls).items():
-            if isinstance(value, _PLAIN) and name[:2] != "__":  # other datasets may change it: an own one counts
-                found[f"{path}.{name}" if path else name] = _OF_CLASS
-    for name, value in attributes_of(owner):
-        inner = f"{path}.{name}" if path else name
-        if found.pop(inner, None) and isinstance(value, _PLAIN):
-            found[inner] = value
-        if isinstance(value, list | tuple | dict | set | deque) and _is_empty(value):
-            found[inner] = _EMPTY  # it has no digest
-        elif value is None or callable(value) or _are_callable(value) or _is_config(value):
-            _collect(value, inner, found, seen, 0)
-        elif isinstance(value, list | tuple | dict):
-            items = value.items() if isinstance(value, dict) else enumerate(value)
-            for key, one in itertools.islice(items, MOST_PARTS):
-                if not is_array(one) and hasattr(one, "__getitem__") and hasattr(one, "__dict__"):
-                    _collect_owner(one, f"{inner}[{key!r}]", found, seen, depth + 1)
-        else:
-            _collect_owner(value, inner, found, seen, depth + 1)
-
-
-def _is_empty(value: Any) -> bool:
-    with contextlib.suppress(Exception):  # a class of the user's: the len of a sparse matrix raises
-        return len(value) == 0
-    return False
-
-
-def _are_callable(value: Any) -> bool:
-    return isinstance(value, list | tuple) and 0 < len(value) <= MOST_PARTS and all(map(callable, value))
-
-
-def _is_config(value: Any, depth: int = 0) -> bool:
-    """Return True for an object with nothing but settings, as ``argparse`` and dataclasses make them.
-
-    Others change without a read: a logger, a trainer, a progress bar.
-    """
-    if depth > DEEPEST_OBJECT or not is_record(value):
-        return False
-    parts = [one for _, one in attributes_of(value)]
-    return 0 < len(parts) <= WIDEST and all(_is_setting(one, depth) or _is_config(one, depth + 1) for one in parts)
-
-
-def _is_setting(value: Any, depth: int) -> bool:
-    if isinstance(value, list | tuple | dict | set | frozenset):
-        parts = list(value.values()) if isinstance(value, dict) else list(value)[: SETTINGS + 1]
-        return len(parts) <= SETTINGS and depth < DEEPEST_OBJECT and all(_is_setting(one, depth + 1) for one in parts)
-    return isinstance(value, _PLAIN + (os.PathLike,)) or content_of(value) is not None
-
-
-def _collect(value: Any, path: str, found: dict[str, Any], seen: set[int], depth: int) -> None:
-    """Add what one step of a pipeline, or one part of it, holds."""
-    if len(found) >= MOST_SETTINGS or depth > DEEPEST or isinstance(value, _GENERATORS):
-        return
-    if isinstance(value, _PLAIN):
-        found[path] = value if value == value else "nan"
-        for name, one in vars(value).items() if isinstance(value, type) else ():
-            if isinstance(one, _PLAIN) and not isinstance(one, type) and name[:1] != "_":
-                found[f"{path}.{name}"] = one
-        return
-    if isinstance(value, np.generic | np.ndarray | torch.Tensor):
-        if value.nbytes <= SMALL_BYTES and (text := hash_value(value)) is not None:
-            found[path] = text
-        return
-    if id(value) in seen:
-        return
-    seen.add(id(value))
-    if isinstance(value, list | tuple | set | frozenset | Mapping):
-        found[f"len({path})"] = len(value)
-        if len(value) > MOST_SETTINGS // 100 or isinstance(value, set | frozenset):
-            found[path] = hash_value(value, len(value) > MOST_ENTRIES)
-            return
-        for key, one in value.items() if isinstance(value, Mapping) else enumerate(value):
-            _collect(one, f"{path}[{key!r}]" if type(key) in (int, str) else f"{path}[?]", found, seen, depth + 1)
-    elif isinstance(value, types.FunctionType):
-        found[path] = value.__code__
-        for name, one in zip(value.__code__.co_freevars, value.__closure__ or (), strict=False):
-            _collect(_content(one), f"{path}.{name}", found, seen, depth + 1)
-        for name in ("__defaults__", "__kwdefaults__"):
-            _collect(getattr(value, name), f"{path}.{name}", found, seen, depth + 1)
-    elif isinstance(value, types.MethodType):
-        _collect(value.__func__, f"{path}.__func__", found, seen, depth + 1)
-    elif isinstance(value, functools.partial):
-        for name in ("func", "args", "keywords"):
-            _collect(getattr(value, name), f"{path}.{name}", found, seen, depth + 1)
-    else:
-        found[path] = type(value)
-        for name, one in attributes_of(value):
-            if name[:1] != "_":
-                _collect(one, f"{path}.{name}", found, seen, depth + 1)
-            elif name in _OF_MODULES and isinstance(value, torch.nn.Module):
-                for key, part in one.items():
-                    _collect(part, f"{path}[{key}]", found, seen, depth + 1)
-
-
-def _content(cell: Any) -> Any:
-    try:
-        return cell.cell_contents
-    except ValueError:  # it is not set yet
-        return None
