@@ -6,6 +6,7 @@ import pickle
 import random
 import subprocess
 import sys
+import types
 
 import numpy as np
 import pytest
@@ -14,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import memfeed
-from memfeed.splitting.generators import Generators, generators_in
+from memfeed.splitting.generators import Generators, generators_in, is_library
 
 GLOBAL = np.random.default_rng(1)
 
@@ -197,3 +198,27 @@ def test_a_package_outside_of_the_environment_is_installed_too(tmp_path):
     environment = os.environ | {"PYTHONPATH": paths}
     done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, timeout=120)
     assert done.stdout == "True False\n", done.stderr
+
+
+class Unready:
+    """A stand-in for an object that this process cannot make."""
+
+    @property
+    def __class__(self):
+        raise RuntimeError("no database")
+
+
+UNREADY = Unready()
+
+
+def test_a_variable_that_cannot_be_asked_for_its_class_hides_no_generator():
+    assert has(Holder(draw=lambda: (UNREADY, GLOBAL)), GLOBAL)
+    assert has(Holder(unready=UNREADY, generator=GLOBAL), GLOBAL)
+
+
+def test_a_stand_in_for_a_missing_library_is_one_of_a_library():
+    class Missing(types.ModuleType):
+        def __getattr__(self, name):
+            raise ImportError("not installed")
+
+    assert is_library(Missing("missing"))

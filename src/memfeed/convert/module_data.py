@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch.utils.data import Dataset
 
-from memfeed.splitting.generators import is_installed, is_library
+from memfeed.splitting.generators import has_class, is_installed, is_library
 from memfeed.splitting.module_names import functions_of, imported_by, read_by
 from memfeed.store.store import Store
 from memfeed.system.code_content import names_used, texts_used
@@ -184,14 +184,6 @@ def is_folder(value: Any) -> bool:
     try:
         return is_path and os.path.isdir(value)
     except ValueError:
-        return False
-
-
-def has_class(value: Any) -> bool:
-    """Return False for a value that raises when it is asked for its class."""
-    try:
-        return value.__class__ is not None
-    except Exception:
         return False
 
 

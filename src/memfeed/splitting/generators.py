@@ -211,7 +211,7 @@ def generators_in(*roots: Any) -> list[Any]:
             continue
         seen.add(id(one))
         known = slots if depth < _DEEPEST else {}  # the parts of a class at the end of the way are not looked into
-        left += [(part, depth + 1) for part in _parts(one, known) if not isinstance(part, _PLAIN)]
+        left += [(part, depth + 1) for part in _parts(one, known) if has_class(part) and not isinstance(part, _PLAIN)]
     return found
 
 
@@ -285,8 +285,18 @@ def is_installed(function: types.FunctionType) -> bool:
 
 def is_library(module: types.ModuleType) -> bool:
     """Return True for a module of a library, and for one without a file or folder."""
-    places: list[str | None] = [getattr(module, "__file__", None), *getattr(module, "__path__", ()), "<frozen"]
-    return next(filter(None, places)).startswith((*LIBRARIES, "<frozen"))
+    places: list[str] = []
+    with contextlib.suppress(Exception):  # a stand-in for a library that is missing raises ImportError for each name
+        places = [one for one in (getattr(module, "__file__", None), *getattr(module, "__path__", ())) if one]
+    return next(iter([*places, "<frozen"])).startswith((*LIBRARIES, "<frozen"))
+
+
+def has_class(value: Any) -> bool:
+    """Return False for a value that raises when it is asked for its class."""
+    try:
+        return value.__class__ is not None
+    except Exception:
+        return False
 
 
 def kept_draw(index: int) -> str:
