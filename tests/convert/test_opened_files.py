@@ -105,6 +105,14 @@ def test_threads_that_read_at_once_put_the_functions_back():
     assert cv2.imread is own
 
 
+def test_what_a_sample_puts_in_the_place_of_a_function_stays(monkeypatch):
+    cv2 = pytest.importorskip("cv2")
+    monkeypatch.setattr(cv2, "imread", cv2.imread)  # put back at the end
+    other = [].append
+    opened_by(lambda index: setattr(cv2, "imread", other))
+    assert cv2.imread is other
+
+
 class Computed(Dataset):
     """Samples of files whose names are in no attribute."""
 

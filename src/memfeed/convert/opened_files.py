@@ -116,7 +116,8 @@ def _replace(count: int) -> None:
         if not _reading:
             while _replaced:
                 (module, name), function = _replaced.popitem()
-                setattr(sys.modules[module], name, function)
+                if isinstance(getattr(sys.modules.get(module), name, None), _Reader):  # a sample may replace it too
+                    setattr(sys.modules[module], name, function)
             return
         for module, name in _READERS:
             function = getattr(sys.modules.get(module), name, None)
