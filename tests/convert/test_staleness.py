@@ -113,3 +113,24 @@ def test_columns_that_changed_do_not_go_on_with_the_build_of_others(path, monkey
     with pytest.raises(StaleStoreError, match=r"field value, sample 999: found another value than was stored"):
         cache(changed, path)
     assert torch.equal(cache(torch.arange(1000), path).column(()), torch.arange(1000))
+
+
+class Cached(Made):
+    """Keeps its results in a dict that more than one dataset fills."""
+
+    def __init__(self, kept, note):
+        super().__init__([torch.tensor(i) for i in range(50)])
+        self.kept, self.note = kept, note
+
+    def __getitem__(self, index):
+        return torch.tensor(self.kept.setdefault(index, index))
+
+
+def test_what_the_comparison_of_rows_adds_to_a_cache_is_no_change(path):
+    def loaded(full, note):
+        return memfeed.Loader(Cached({i: i for i in full}, note), 10, cache=path)
+
+    assert len(list(loaded(range(50), "one"))) == 5
+    with pytest.warns(match="dataset.note, dataset.kept differs"):
+        again = loaded([i for i in range(50) if i != 43], "other")  # which only the comparison reads
+    assert torch.equal(torch.cat(list(again)), torch.arange(50))
