@@ -43,6 +43,7 @@ def test_files_that_are_opened_to_read(tmp_path):
         open(os.dup(0)).close()
         sqlite3.connect(":memory:").close()
         json.loads("{}")
+        sys.audit("open")
         with pytest.raises(FileNotFoundError):
             (tmp_path / "none").read_bytes()
 
@@ -184,3 +185,21 @@ def test_the_files_of_a_temporary_store_are_not_looked_at(tmp_path, monkeypatch)
     monkeypatch.setattr("memfeed.convert.changes.digest_files", lambda *given: looked.append(given) or {})
     assert cache(Named(tmp_path, "file"), None)[OTHER] == OTHER
     assert not looked
+
+
+@pytest.mark.parametrize("each", [1, 4])  # samples in each file
+def test_results_that_the_program_writes_beside_the_files_are_no_change(tmp_path, path, each):
+    class Numbered(Computed):
+        def name(self, index):
+            return f"{tmp_path}/{index // each}.json"
+
+    dataset = Numbered(tmp_path, "file")
+    for first in range(0, N, each):
+        (tmp_path / f"{first // each}.json").write_text(json.dumps({first + i: first + i for i in range(each)}))
+    cache(dataset, path)
+    (tmp_path / "metrics.json").write_text("{}")
+    assert cache(dataset, path)[OTHER][0] == OTHER
+    with open(tmp_path / f"{OTHER // each}.json", "a") as file:
+        file.write(" ")
+    with pytest.raises(StaleStoreError, match=r"\*.json \(file sizes\)"):
+        cache(dataset, path)

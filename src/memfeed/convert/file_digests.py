@@ -275,15 +275,16 @@ def _add_opened(found: _Found, opened: OpenedFiles, target: Path) -> None:
             by_end.setdefault(os.path.splitext(one)[1], []).append(one)
     for end, some in by_end.items():
         folders = sorted(set(map(os.path.dirname, some)))
-        listed = _names_in(folders)
+        listed, shapes = _names_in(folders), set(map(_shape, some))
         if len(some) > 1 and len(some) * 2 >= len(opened.samples):
             if len(folders) * SHARED > len(some):
                 top = os.path.commonpath(folders)
                 below = _files_below(os.path.realpath(top), target, MOST_SECONDS) or ()
                 listed = [os.path.join(top, one) for one in below] or listed
-            _add_files(found, f"{OF_MODULE}*{end}", [one for one in listed if one.endswith(end)])
+            are_alike = len(shapes) * SHARED <= len(some)  # of other shapes are results that the program writes there
+            of_end = [one for one in listed if one.endswith(end) and (not are_alike or _shape(one) in shapes)]
+            _add_files(found, f"{OF_MODULE}*{end}", of_end)
             continue
-        shapes = set(map(_shape, some))
         parts = [one for one in listed if _shape(one) in shapes]
         if len(parts) > MOST_NAMED:
             _add_files(found, f"{OF_MODULE}*{end}", parts)

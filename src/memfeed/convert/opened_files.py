@@ -82,8 +82,8 @@ def _listen() -> None:
 def _note(event: str, arguments: tuple[Any, ...]) -> None:
     if event in ("open", "sqlite3.connect"):
         opened = getattr(_here, "opened", None)
-        if opened is not None and not isinstance(arguments[0], int):
-            with contextlib.suppress(Exception):  # of a path of the user's, or one of no file
+        with contextlib.suppress(Exception):  # of a path of the user's, one of no file, or an event of the user's
+            if opened is not None and not isinstance(arguments[0], int):
                 opened.note(arguments[0], arguments[2] if event == "open" else 0)
 
 
