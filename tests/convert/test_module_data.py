@@ -313,3 +313,16 @@ def test_a_chain_of_objects_ends():
     for _ in range(600):
         chain = Step(chain)
     assert 500 < len(values_read(Holding(chain))) < 3_000
+
+
+def test_models_of_libraries_are_not_taken_apart_and_their_transforms_are():
+    layers = torch.nn.Sequential(*(torch.nn.Linear(2, 2) for _ in range(20)))
+    steps = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Identity())
+    steps[1].look_up = Step(TABLE)
+
+    def own(index):
+        return layers(index), steps[1].look_up(index)
+
+    found = values_read(Holding(own))
+    assert not any(name.startswith("layers._modules") for name in found)
+    assert found["steps._modules['1'].look_up.table"] is TABLE

@@ -319,7 +319,8 @@ def _files_below(top: str, target: Path, seconds: float) -> list[str] | None:
             folders.clear()
             continue
         folders[:] = sorted(name for name in folders if not name.startswith("."))
-        names += [os.path.relpath(os.path.join(folder, name), top) for name in sorted(files) if name[0] != "."]
+        below = "" if folder == top else os.path.relpath(folder, top)
+        names += [os.path.join(below, name) for name in sorted(files) if name[0] != "."]
         if time.monotonic() - started > seconds:
             return None
     return names

@@ -77,7 +77,7 @@ def _reached_from(one: Any, path: str) -> Iterator[tuple[str, Any]]:
         else:
             names = next((names for kind, names in _OF_CALLABLES.items() if isinstance(one, kind)), ())
             parts = [(f"{path}.{name}", getattr(one, name)) for name in names]
-            hidden = _WEIGHTS if isinstance(one, torch.nn.Module) else ()
+            hidden = _hidden_of(one) if isinstance(one, torch.nn.Module) else ()
             own = [(name, value) for name, value in attributes_of(one) if name[:2] != "__" or name == "__wrapped__"]
             parts += [(f"{path}.{name}", value) for name, value in own if name not in hidden]
     if isinstance(one, types.FunctionType):
@@ -88,6 +88,15 @@ def _reached_from(one: Any, path: str) -> Iterator[tuple[str, Any]]:
             parts += [(f"{path}.{name}", function) for name, function in functions_of(cls)]
             parts += [(f"{path}.__class__", cls)] if path and cls is not one else []
     yield from ((name, value) for name, value in parts if has_class(value))
+
+
+def _hidden_of(model: torch.nn.Module) -> tuple[str, ...]:
+    """Return the attributes of a model that are not looked into: also the parts of one of a library that has weights.
+
+    No code of the user runs there, and there may be hundreds. A transform of a library has no weights.
+    """
+    is_of_library = not _is_of_user(model) and next(model.parameters(), None) is not None
+    return (*_WEIGHTS, "_modules") if is_of_library else _WEIGHTS
 
 
 def _read_in(function: types.FunctionType) -> Iterator[tuple[str, Any]]:
