@@ -30,7 +30,7 @@ NO_FILE = -1
 DEEPEST = 3  # containers around a name
 STEM_SECONDS = 1.0  # of looking for files that have the names of samples, without their ends
 MOST_NAMED = 16  # files of one folder in whose names one entry of a list is looked for
-SHARED = 4  # files of one folder, on average, that show that all folders were seen
+FEW = 4  # opened files for each folder, or shape, that show that all folders, or shapes, were seen
 ROOT = "root"
 
 
@@ -260,11 +260,11 @@ def _add_folder(found: _Found, path: str, root: str, target: Path) -> None:
 
 
 def _add_opened(found: _Found, opened: OpenedFiles, target: Path) -> None:
-    """Add the files that samples were read from and that no attribute names, by their ends.
+    """Add the files that samples were read from and that no attribute names.
 
-    Where samples have files of their own, all files of their folders count: of the folders that were seen if these are
-    few, else of all below the one that holds them. Where many samples share a file, those count whose names differ from
-    it in digits alone, as the parts of a large set.
+    Where samples have files of their own, all files of their folders with the same end count, or with the same shape
+    if few were seen: their names differ in digits alone. Where samples share a file, others of its shape count, as the
+    parts of a large set. The next run may read fewer samples: each folder and each shape has a digest of its own.
     """
     files = opened.files()
     names = set(map(os.path.basename, files))
@@ -274,35 +274,36 @@ def _add_opened(found: _Found, opened: OpenedFiles, target: Path) -> None:
         if os.path.realpath(one) not in known:
             by_end.setdefault(os.path.splitext(one)[1], []).append(one)
     for end, some in by_end.items():
-        folders = sorted(set(map(os.path.dirname, some)))
-        listed, shapes = _names_in(folders), set(map(_shape, some))
-        if len(some) > 1 and len(some) * 2 >= len(opened.samples):
-            if len(folders) * SHARED > len(some):
-                top = os.path.commonpath(folders)
-                below = _files_below(os.path.realpath(top), target, MOST_SECONDS) or ()
-                listed = [os.path.join(top, one) for one in below] or listed
-            are_alike = len(shapes) * SHARED <= len(some)  # of other shapes are results that the program writes there
-            of_end = [one for one in listed if one.endswith(end) and (not are_alike or _shape(one) in shapes)]
-            _add_files(found, f"{OF_MODULE}*{end}", of_end)
-            continue
-        parts = [one for one in listed if _shape(one) in shapes]
-        if len(parts) > MOST_NAMED:
-            _add_files(found, f"{OF_MODULE}*{end}", parts)
-        for one in parts if len(parts) <= MOST_NAMED else ():
-            _add_content(found, OF_MODULE + os.path.basename(one), one)
+        folders, shapes = sorted(set(map(os.path.dirname, some))), sorted(set(map(_shape, some)))
+        are_own = len(some) > 1 and len(some) * 2 >= len(opened.samples)
+        top, below = os.path.commonpath(folders), list[str]()
+        if are_own and len(folders) * FEW > len(some):  # there may be more of them
+            below = [os.path.join(top, one) for one in _files_below(os.path.realpath(top), target, MOST_SECONDS) or ()]
+        for folder, listed in [(top, below)] if below else [(one, _names_in(one)) for one in folders]:
+            place = os.path.basename(folder) if len(folders) > 1 else ""  # the only folder may be renamed
+            if are_own and len(shapes) * FEW > len(some):
+                shown = os.path.join(place, "**" if below else "", f"*{end}")
+                _add_files(found, OF_MODULE + shown, [one for one in listed if one.endswith(end)])
+                continue
+            for shape in shapes:
+                alike = [one for one in listed if _shape(one) == shape]
+                if alike and (are_own or len(alike) > MOST_NAMED):
+                    shown = os.path.join(place, os.path.relpath(shape, _shape(folder)))
+                    _add_files(found, OF_MODULE + shown, alike)
+                    continue
+                for one in alike:
+                    _add_content(found, OF_MODULE + os.path.join(place, os.path.basename(one)), one)
 
 
 def _shape(path: str) -> str:
     return re.sub(r"\d+", "0", path)
 
 
-def _names_in(folders: Sequence[str]) -> list[str]:
-    """Return the paths of the files in some folders."""
-    found: list[str] = []
-    for folder in folders:
-        with contextlib.suppress(OSError), os.scandir(folder) as entries:  # it may not be listed
-            found += sorted(entry.path for entry in entries if entry.is_file())
-    return found
+def _names_in(folder: str) -> list[str]:
+    """Return the paths of the files in a folder; none if it may not be listed."""
+    with contextlib.suppress(OSError), os.scandir(folder) as entries:
+        return sorted(entry.path for entry in entries if entry.is_file())
+    return []
 
 
 def _files_below(top: str, target: Path, seconds: float) -> list[str] | None:
