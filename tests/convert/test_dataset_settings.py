@@ -155,6 +155,20 @@ def test_what_was_empty_and_is_filled_is_told_once(path, change, name):
         list(loader)
 
 
+def test_what_a_step_keeps_in_the_place_of_none_is_no_alarm(path):
+    class Keeping:
+        def __init__(self):
+            self.mask = None  # too large for a setting later
+
+        def __call__(self, label):
+            return label
+
+    step = Keeping()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        third_epoch(Mapped(step), lambda dataset: setattr(step, "mask", np.zeros(1 << 18)), path)
+
+
 def test_what_a_program_counts_in_tools_is_no_alarm(path, tmp_path):
     class Log:
         def __init__(self):

@@ -161,7 +161,7 @@ class Watched:
         assert self._known is not None
         now, were = self._now(), self._before.settings
         same = [(path, old) for path, old in self._known.settings.items() if path in were and were[path] == old]
-        self.filled = [path for path, old in same if old in (None, EMPTY) and path not in now.settings]
+        self.filled = [path for path, old in same if old == EMPTY and path not in now.settings]
         while (found := self._difference(now)) is not None and reads and next(reads, None) is not None:
             before, now = now, self._now()
             self._known = self._known.without(before.changed_until(now))
@@ -226,4 +226,6 @@ def _same(one: Digest | None, other: Digest) -> bool:
 
 
 def _brief(value: Any) -> str:
+    if isinstance(value, str) and value == EMPTY:
+        return value
     return getattr(value, "co_name", None) or getattr(value, "__qualname__", None) or brief(value)

@@ -35,7 +35,7 @@ from memfeed.splitting.places import CallablePlace, part_of
 MOST_SETTINGS = 10_000
 MOST_ENTRIES = 20_000  # of a table of a pipeline that are hashed; of a longer one some are
 SMALL_BYTES = 1 << 20  # an array of a pipeline with more is no setting
-EMPTY = "empty"  # of what is empty: it has no digest
+EMPTY = "None or empty"  # of an attribute of a dataset; a step may keep what it drew in the place of None
 
 _GENERATORS = (random.Random, torch.Generator, np.random.Generator, np.random.RandomState, np.random.BitGenerator)
 _PLAIN = (bool, int, float, complex, str, bytes, type(None), torch.dtype, torch.device, torch.Size, enum.Enum, type)
@@ -99,9 +99,9 @@ def _collect_owner(owner: Any, path: str, found: dict[str, Any], seen: set[int],
         inner = f"{path}.{name}" if path else name
         if found.pop(inner, None) and isinstance(value, _PLAIN):
             found[inner] = value
-        if isinstance(value, list | tuple | dict | set | deque) and _is_empty(value):
+        if value is None or (isinstance(value, list | tuple | dict | set | deque) and _is_empty(value)):
             found[inner] = EMPTY
-        elif value is None or callable(value) or _are_callable(value) or _is_config(value):
+        elif callable(value) or _are_callable(value) or _is_config(value):
             _collect(value, inner, found, seen, 0)
         elif isinstance(value, list | tuple | dict):
             items = value.items() if isinstance(value, dict) else enumerate(value)
