@@ -296,7 +296,8 @@ def _add_opened(found: _Found, opened: OpenedFiles, target: Path) -> None:
 
 
 def _shape(path: str) -> str:
-    return re.sub(r"\d+", "0", path)
+    """Return a path with a pattern in the place of its digits."""
+    return re.sub(r"\d+", "[0-9]*", path)
 
 
 def _names_in(folder: str) -> list[str]:
