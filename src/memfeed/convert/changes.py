@@ -67,7 +67,7 @@ class Watched:
         self.read = dataset  # the object whose samples are read: a copy, if its pipeline is cut
         self._places: Sequence[CallablePlace] = ()
         self._unread = Unread(dataset)
-        self.opened = OpenedFiles()  # by the samples that were probed
+        self.opened = None if target is None else OpenedFiles()  # by the samples that were probed
         self.inferred: Any = None  # of these samples
         self.leaf_makers: Mapping[Any, Callable[[Any], Any]] = {}  # of their arrays and PIL images
         self.seconds = 0.0  # that one of them took
@@ -76,7 +76,7 @@ class Watched:
         self.checked_at: float | None = None  # `time.monotonic` of the last one
         leaves = leaves_of(dataset)
         self._before = State(digest_attributes(leaves), settings_of(dataset))
-        self._files_before = digest_single_files(leaves)  # reading may write a log
+        self._files_before = self._single_files(leaves)  # reading may write a log
         self._paths = {leaf.path for leaf in leaves}
         self._has_read = False
         self._known: State | None = None
@@ -106,7 +106,7 @@ class Watched:
         self._has_read = True
         loaded = [leaf for leaf in self._leaves() if leaf.path not in self._paths and leaf.kind != "setting"]
         self._before.digests.update(digest_attributes(loaded))
-        self._files_before.update(digest_single_files(loaded))
+        self._files_before.update(self._single_files(loaded))
 
     def _leaves(self) -> list[Leaf]:
         """Return the plain data of the dataset, and what the object that is read has loaded."""
@@ -122,13 +122,16 @@ class Watched:
             leaves = self._leaves()
             now = digest_attributes(leaves)
             self._known = self._before.stable(State(now, settings_of(self.dataset, self._places)))
-            single = digest_single_files(leaves)
+            single = self._single_files(leaves)
             same = {path: one for path, one in single.items() if _same(self._files_before.get(path), one)}
             changing = now.keys() - self._known.digests.keys()
             if self._target is not None:
                 same |= digest_files(leaves, self._target, changing, self.opened)
             self._files = same
         return {**self._known.digests, **self._files}
+
+    def _single_files(self, leaves: Sequence[Leaf]) -> dict[str, Digest]:
+        return {} if self._target is None else digest_single_files(leaves)
 
     def changed_by_reading(self) -> list[str]:
         """Return the attributes with data that has changed since this was made."""

@@ -203,11 +203,12 @@ def probe_map(
     """
     probed, byte_count, read_count, limit_start, watchdog = ProbedSamples(), 0, 0, time.monotonic(), Watchdog(0)
     started, generators = limit_start, None if may_be_random else Generators(dataset)
+    opened = None if watched is None else watched.opened
 
     def read() -> Any:
         nonlocal read_count
         read_count += 1
-        with contextlib.nullcontext() if watched is None else watched.opened.noticed(index):
+        with contextlib.nullcontext() if opened is None else opened.noticed(index):
             return read_sample(dataset, index, watchdog)
 
     with random_state.preserved(), watchdog.watch():
