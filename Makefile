@@ -9,8 +9,11 @@ INSTALLED := $(VENV)/.installed
 # Bytecode is kept even where the environment says no: the tests start some 200 processes.
 define run-tests
 	PYTHONDONTWRITEBYTECODE= $(1) -m pytest tests/cuda
-	PYTHONDONTWRITEBYTECODE= $(1) -m pytest --numprocesses 3 --dist loadfile --ignore tests/cuda
+	PYTHONDONTWRITEBYTECODE= $(1) -m pytest $(DISTRIBUTED) --numprocesses 3 --ignore tests/cuda
 endef
+
+# All tests of a file run in one process. A process that crashes is not replaced: pytest-xdist 3.8 would then wait for ever.
+DISTRIBUTED := --dist loadfile --max-worker-restart 0
 
 .PHONY: demo test test-long test-cuda torture lint types contract rooms inputs check bench test-oldest clean
 
@@ -21,9 +24,10 @@ test: $(INSTALLED)
 	$(call run-tests,$(BIN)/python)
 
 # The tests that take longest: examples that run a trainer in several processes, benchmarks in their short form, and what
-# tests/short_form.py leaves out of make test.
+# tests/short_form.py leaves out of make test. Each takes less than 120 s; stacks of one that hangs are printed later than
+# in make test, because to print stacks of a process that is busy can end it.
 test-long: $(INSTALLED)
-	PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -m long --numprocesses 2 --dist loadfile
+	PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -m long $(DISTRIBUTED) --numprocesses 2 -o faulthandler_timeout=400
 
 # Only the tests that need an NVIDIA GPU.
 test-cuda: $(INSTALLED)

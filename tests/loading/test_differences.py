@@ -48,8 +48,9 @@ def test_the_page_has_these_rows():
 
 
 @pytest.mark.long
-def test_all_cells_are_equal_or_the_page_says_how_they_differ():
-    unknown = PAGE["unknown"]()
+@pytest.mark.parametrize("kind", KINDS)
+def test_all_cells_are_equal_or_the_page_says_how_they_differ(kind):
+    unknown = PAGE["unknown"](kind)
     assert not unknown, "\n".join(unknown)
 
 
