@@ -3,10 +3,11 @@
 import os
 import subprocess
 import sys
+import types
 
 import pytest
 
-from memfeed.system.code_content import content_of, names_used
+from memfeed.system.code_content import content_of, held_by, names_used
 
 
 def said(text, file="<one>", lines=0):
@@ -46,3 +47,15 @@ def test_the_names_of_functions_inside_count():
 
     assert {"sorted", "os", "fspath", "path"} <= set(names_used(outer.__code__))
     assert "y" not in set(names_used(outer.__code__))  # a variable of its own
+
+
+def test_what_a_function_holds():
+    table = [1]
+
+    def read(index, /, first, size=3, *, key="a", other):
+        return table
+
+    assert dict(held_by(read)) == {"table": [1], "read(size=)": 3, "read(key=)": "a"}
+    assert not list(held_by(types.FunctionType(read.__code__, {}, closure=(types.CellType(),))))  # its cell is empty
+    read.__defaults__ = (1, 2, 3, 4)  # more than there are arguments, as Python allows
+    assert dict(held_by(read))["table"] == [1]

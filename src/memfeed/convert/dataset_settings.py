@@ -31,6 +31,7 @@ from memfeed.convert.plain_data import (
     is_record,
 )
 from memfeed.splitting.places import CallablePlace, part_of
+from memfeed.system.code_content import held_by
 
 MOST_SETTINGS = 10_000
 MOST_ENTRIES = 20_000  # of a table of a pipeline that are hashed; of a longer one some are
@@ -166,10 +167,8 @@ def _collect(value: Any, path: str, found: dict[str, Any], seen: set[int], depth
             _collect(one, f"{path}[{key!r}]" if type(key) in (int, str) else f"{path}[?]", found, seen, depth + 1)
     elif isinstance(value, types.FunctionType):
         found[path] = value.__code__
-        for name, one in zip(value.__code__.co_freevars, value.__closure__ or (), strict=False):
-            _collect(_content(one), f"{path}.{name}", found, seen, depth + 1)
-        for name in ("__defaults__", "__kwdefaults__"):
-            _collect(getattr(value, name), f"{path}.{name}", found, seen, depth + 1)
+        for name, one in held_by(value):
+            _collect(one, f"{path}.{name}", found, seen, depth + 1)
     elif isinstance(value, types.MethodType):
         _collect(value.__func__, f"{path}.__func__", found, seen, depth + 1)
     elif isinstance(value, functools.partial):
@@ -183,10 +182,3 @@ def _collect(value: Any, path: str, found: dict[str, Any], seen: set[int], depth
             elif name in _OF_MODULES and isinstance(value, torch.nn.Module):
                 for key, part in one.items():
                     _collect(part, f"{path}[{key}]", found, seen, depth + 1)
-
-
-def _content(cell: Any) -> Any:
-    try:
-        return cell.cell_contents
-    except ValueError:  # it is not set yet
-        return None

@@ -19,7 +19,7 @@ from torch.utils.data import Dataset
 from memfeed.splitting.generators import has_class, is_installed, is_library
 from memfeed.splitting.module_names import functions_of, imported_by, read_by
 from memfeed.store.store import Store
-from memfeed.system.code_content import names_used, texts_used
+from memfeed.system.code_content import held_by, names_used, texts_used
 
 _MOST_ENTERED = 512  # functions, classes, objects and containers
 _MOST_ITEMS = 64  # of a container that may hold steps or settings; a larger one holds data
@@ -101,16 +101,9 @@ def _hidden_of(model: torch.nn.Module) -> tuple[str, ...]:
 
 def _read_in(function: types.FunctionType) -> Iterator[tuple[str, Any]]:
     """Yield what a function closes over, its default arguments, and what it reads by name."""
-    code = function.__code__
-    for name, cell in zip(code.co_freevars, function.__closure__ or (), strict=True):
-        with contextlib.suppress(ValueError):  # it is empty
-            yield name, cell.cell_contents
-    values = function.__defaults__ or ()
-    arguments = code.co_varnames[code.co_argcount - len(values) : code.co_argcount]
-    for name, value in [*zip(arguments, values, strict=True), *(function.__kwdefaults__ or {}).items()]:
-        yield f"{function.__name__}({name}=)", value
+    yield from held_by(function)
     if not is_installed(function):
-        with contextlib.suppress(Exception):  # as above
+        with contextlib.suppress(Exception):  # an object may raise when it is asked for its attributes
             yield from read_by(function, _has_settings).items()
         yield from imported_by(function)
 

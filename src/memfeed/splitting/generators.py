@@ -25,7 +25,7 @@ import torch
 
 from memfeed.errors import MemfeedError
 from memfeed.store.store import Store
-from memfeed.system.code_content import names_used
+from memfeed.system.code_content import held_by, names_used
 
 State = Any
 _DEEPEST = 13
@@ -235,12 +235,7 @@ def _parts(one: Any, slots: dict[int, tuple[type[Any], list[str]]]) -> Iterator[
     elif isinstance(one, list | tuple | set | frozenset | deque):
         yield from list(one)[:_MOST_ITEMS]
     elif isinstance(one, types.FunctionType):
-        for cell in one.__closure__ or ():
-            try:
-                yield cell.cell_contents
-            except ValueError:  # a cell that is not filled yet
-                continue
-        yield from (*(one.__defaults__ or ()), *(one.__kwdefaults__ or {}).values())
+        yield from (value for _, value in held_by(one))
         if not is_installed(one):
             yield from map(one.__globals__.get, names_used(one.__code__))
     else:

@@ -1,7 +1,8 @@
-"""The content of the code of a function, to be hashed, and the names that it uses."""
+"""The content of the code of a function, to be hashed, the names that it uses, and the values that it holds."""
 
 from __future__ import annotations
 
+import contextlib
 import types
 from collections.abc import Iterator
 from typing import Any
@@ -31,6 +32,17 @@ def names_used(code: types.CodeType) -> Iterator[str]:
     for constant in code.co_consts:
         if isinstance(constant, types.CodeType):
             yield from names_used(constant)
+
+
+def held_by(function: types.FunctionType) -> Iterator[tuple[str, Any]]:
+    """Yield what a function closes over, by the name of the variable, and its default arguments: "read(table=)"."""
+    code, values = function.__code__, function.__defaults__ or ()
+    for name, cell in zip(code.co_freevars, function.__closure__ or (), strict=True):
+        with contextlib.suppress(ValueError):  # it is empty
+            yield name, cell.cell_contents
+    arguments = code.co_varnames[code.co_argcount - len(values) : code.co_argcount]
+    for name, value in [*zip(arguments, values, strict=False), *(function.__kwdefaults__ or {}).items()]:
+        yield f"{function.__name__}({name}=)", value
 
 
 def texts_used(code: types.CodeType) -> Iterator[str]:
