@@ -194,7 +194,9 @@ def _feed(hashed: Any, value: Any, budget: _Budget, depth: int) -> None:
 
 def _feed_list(hashed: Any, values: list[Any], budget: _Budget, depth: int) -> None:
     """Hash a list; of values of one type at once, of records column by column."""
-    types = {list if one is tuple else one for one in map(type, values)}
+    types = set(map(type, values))
+    if tuple in types:
+        types = types - {tuple} | {list}
     budget.take(len(values) / 50)
     hashed.update(f"[{len(values)}]".encode())
     kind = next(iter(types)) if len(types) == 1 else None
@@ -212,7 +214,7 @@ def _feed_list(hashed: Any, values: list[Any], budget: _Budget, depth: int) -> N
     elif kind is list and len(sizes := set(map(len, values))) == 1 and 0 < min(sizes) <= WIDEST:
         for position in range(sizes.pop()):
             _feed_list(hashed, list(map(itemgetter(position), values)), budget, depth + 1)
-    elif kind is dict and values[0] and all(one.keys() == values[0].keys() for one in values):
+    elif kind is dict and values[0] and all(map(values[0].keys().__eq__, map(dict.keys, values))):
         for key in ordered(values[0]):
             hashed.update((f"{key!r}" if type(key) in (int, str) else "?").encode())
             _feed_list(hashed, list(map(itemgetter(key), values)), budget, depth + 1)
