@@ -151,3 +151,29 @@ def test_a_sample_that_interrupts_each_worker_is_an_error(tmp_path, monkeypatch)
     with pytest.raises(BuildError, match="interrupted by SIGINT.*the rows that were written are kept"):
         store.finish()
     assert len((tmp_path / "log").read_text()) >= 3  # more while other rows are written
+
+
+@pytest.mark.parametrize("on_error", ["raise", "skip"])
+def test_a_time_limit_of_the_caller_is_no_error_of_the_sample(on_error, path):
+    armed = []
+
+    def too_long(*_):
+        raise TimeoutError("the epoch took too long")
+
+    def sample(i):
+        if armed and i >= 20:
+            armed.clear()
+            signal.raise_signal(signal.SIGALRM)
+        return torch.full((2,), i)
+
+    before = signal.signal(signal.SIGALRM, too_long)
+    try:
+        store = cache(Made(sample, 50), path, lazily=True, workers=0, on_error=on_error)
+        loader = memfeed.Loader(store, 10)
+        armed.append(True)
+        with pytest.raises(TimeoutError, match="the epoch took too long"):
+            list(loader)
+    finally:
+        signal.signal(signal.SIGALRM, before)
+    store.finish()
+    assert [row[0].item() for row in store] == list(range(50))

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import os
 import re
+import signal
+import traceback
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, Literal
@@ -212,14 +214,22 @@ def read_sample(dataset: Any, index: int, watchdog: Watchdog, worker: int = 0) -
     ):  # of a column of a table; of a sample that is not as those that a cut was proven on
         raise
     except (Exception, SystemExit, GeneratorExit) as error:
-        if not isinstance(error, Exception) and not watchdog.worker_count:
-            raise  # it ends the program, as plain indexing would; a worker would end without saying at which sample
+        if not watchdog.worker_count and (not isinstance(error, Exception) or _is_of_a_signal(error)):
+            # as plain indexing would: it ends the program, or a time limit of the caller's. A worker would end without
+            # saying at which sample
+            raise
         raise SampleError(
             f"sample {index}: the dataset raised {type(error).__name__}: {error}; "
             'fix the dataset, or leave such samples out with on_error="skip"'
         ) from error
     finally:
         watchdog.end_read(worker)
+
+
+def _is_of_a_signal(error: BaseException) -> bool:
+    """Return True if a handler of signals raised ``error``: then it says nothing about the sample."""
+    handlers = {getattr(signal.getsignal(number), "__code__", None) for number in signal.valid_signals()}
+    return any(frame.f_code in handlers for frame, _ in traceback.walk_tb(error.__traceback__))
 
 
 def next_sample(
