@@ -9,7 +9,9 @@ import sqlite3
 import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from operator import attrgetter
 
+import numpy as np
 import pytest
 import torch
 from PIL import Image
@@ -95,6 +97,76 @@ def test_functions_of_libraries_in_c(tmp_path, module, name):
     assert opened_by(read) == ["a.png"]
     assert getattr(library, name) is own is pickle.loads(pickle.dumps(kept[0]))
     assert kept[0](str(tmp_path / "a.png")).shape
+
+
+def video(file):
+    cv2 = pytest.importorskip("cv2")
+    writer = cv2.VideoWriter(file, cv2.VideoWriter_fourcc(*"MJPG"), 5, (32, 32))
+    writer.write(np.zeros((32, 32, 3), np.uint8))
+    writer.release()
+
+
+def sound(file):
+    pytest.importorskip("soundfile").write(file, np.zeros(9), 8000)
+
+
+def volume(file):
+    with pytest.importorskip("h5py").File(file, "w") as opened:
+        opened["x"] = np.zeros(3)
+
+
+def table(file):
+    pytest.importorskip("pandas").DataFrame({"x": [1.0]}).to_parquet(file)
+
+
+def feather(file):
+    pytest.importorskip("pandas").DataFrame({"x": [1.0]}).to_feather(file)
+
+
+def weights(file):
+    pytest.importorskip("safetensors.torch").save_file({"x": torch.zeros(3)}, file)
+
+
+@pytest.mark.parametrize(
+    ("written", "name", "end", "module", "attribute"),
+    [
+        (video, "VideoCapture", "avi", "cv2", "VideoCapture"),
+        (sound, "SoundFile", "wav", "soundfile", "SoundFile.__init__"),
+        (sound, "read", "wav", "soundfile", "SoundFile.__init__"),
+        (sound, "info", "wav", "soundfile", "SoundFile.__init__"),
+        (volume, "File", "h5", "h5py", "File.__init__"),
+        (table, "read_parquet", "parquet", "pandas", "read_parquet"),
+        (table, "read_table", "parquet", "pyarrow.parquet", "read_table"),
+        (table, "ParquetFile", "parquet", "pyarrow.parquet", "ParquetFile.__init__"),
+        (feather, "read_table", "feather", "pyarrow.feather", "read_table"),
+        (weights, "load_file", "safetensors", "safetensors.torch", "load_file"),
+    ],
+)
+def test_classes_and_tables_of_libraries_in_c(tmp_path, written, name, end, module, attribute):
+    written(file := str(tmp_path / f"a.{end}"))
+    library = pytest.importorskip(module)
+    own, kept = attrgetter(attribute)(library), []
+
+    def read(index):
+        kept.append(attrgetter(attribute)(library))
+        opened = getattr(library, name)(file)
+        if isinstance(kept[0]._function, type):
+            assert isinstance(opened, getattr(library, name))
+            assert getattr(library, name).__name__ == name
+
+    assert opened_by(read) == [f"a.{end}"]
+    assert attrgetter(attribute)(library) is own is pickle.loads(pickle.dumps(kept[0]))
+
+
+def test_a_folder_in_which_a_library_in_c_writes_is_left_out(tmp_path):
+    h5py = pytest.importorskip("h5py")
+    volume(tmp_path / "a.h5")
+
+    def read(index):
+        h5py.File(tmp_path / "a.h5").close()
+        h5py.File(tmp_path / f"{index}.h5", mode="a").close()
+
+    assert opened_by(read) == []
 
 
 def test_threads_that_read_at_once_put_the_functions_back():

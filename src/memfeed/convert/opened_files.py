@@ -8,9 +8,11 @@ from __future__ import annotations
 import contextlib
 import functools
 import importlib
+import operator
 import os
 import sys
 import threading
+import types
 from collections.abc import Iterator
 from functools import cache
 from typing import Any
@@ -23,11 +25,19 @@ _NO_DATA = (*LIBRARIES, sys.prefix, sys.base_prefix, "/proc", "/sys", "/dev")
 _CODE = (".py", ".pyc", ".so")
 
 _READERS = (
-    *(("cv2", name) for name in ("imread", "imreadmulti")),
+    *(("cv2", name) for name in ("imread", "imreadmulti", "VideoCapture")),
     *(("torchvision.io", name) for name in ("read_image", "decode_image", "read_file")),
-    ("soundfile", "read"),
+    ("soundfile", "SoundFile.__init__"),  # read, blocks and info make one
     ("torchaudio", "load"),
+    ("h5py", "File.__init__"),
+    ("pandas", "read_parquet"),
+    *(("pyarrow.parquet", name) for name in ("read_table", "ParquetFile.__init__")),
+    *(("pyarrow.feather", name) for name in ("read_table", "read_feather")),
+    ("torch", "from_file"),
+    ("safetensors", "safe_open"),
+    ("safetensors.torch", "load_file"),
 )
+_MODES_OF_WRITING = {"w", "w-", "w+", "x", "x+", "a", "r+"}
 
 _here = threading.local()  # what notices files in each thread
 _lock = threading.Lock()
@@ -88,24 +98,47 @@ def _note(event: str, arguments: tuple[Any, ...]) -> None:
 
 
 class _Reader:
-    """A function of a library that notes which files it is asked for. It is pickled as the library's own."""
+    """A function, method or class of a library that notes which files it is asked for.
+
+    It is pickled as the library's own.
+    """
 
     def __init__(self, module: str, name: str, function: Any) -> None:
         self._place, self._function = (module, name), function
-        functools.update_wrapper(self, function)
+        functools.update_wrapper(self, function, updated=())
+
+    def __getattr__(self, name: str) -> Any:
+        if name == "_function":  # of an object that is only made
+            raise AttributeError(name)
+        return getattr(self._function, name)
+
+    def __get__(self, instance: Any, owner: Any = None) -> Any:
+        return self if instance is None else types.MethodType(self, instance)
+
+    def __instancecheck__(self, instance: Any) -> bool:
+        return isinstance(instance, self._function)
 
     def __reduce__(self) -> Any:
         return _reader, self._place
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        for one in (*args, *kwargs.values()):
+        given = (*args, *kwargs.values())
+        writes = any(isinstance(one, str) and one in _MODES_OF_WRITING for one in given)
+        for one in given:
             if isinstance(one, str | os.PathLike):
-                _note("open", (one, "r", 0))
+                _note("open", (one, "r", os.O_RDWR if writes else os.O_RDONLY))
         return self._function(*args, **kwargs)
 
 
 def _reader(module: str, name: str) -> Any:
-    return getattr(importlib.import_module(module), name)
+    return operator.attrgetter(name)(importlib.import_module(module))
+
+
+def _owner(module: str, name: str) -> tuple[Any, str]:
+    """Return what has the function, a module or a class, and its name there."""
+    parent, _, last = name.rpartition(".")
+    imported = sys.modules.get(module)
+    return getattr(imported, parent, None) if parent else imported, last
 
 
 def _replace(count: int) -> None:
@@ -115,12 +148,14 @@ def _replace(count: int) -> None:
         _reading += count
         if not _reading:
             while _replaced:
-                (module, name), function = _replaced.popitem()
-                if isinstance(getattr(sys.modules.get(module), name, None), _Reader):  # a sample may replace it too
-                    setattr(sys.modules[module], name, function)
+                place, function = _replaced.popitem()
+                owner, name = _owner(*place)
+                if isinstance(getattr(owner, name, None), _Reader):  # a sample may replace it too
+                    setattr(owner, name, function)
             return
-        for module, name in _READERS:
-            function = getattr(sys.modules.get(module), name, None)
-            if callable(function) and (module, name) not in _replaced:
-                _replaced[module, name] = function
-                setattr(sys.modules[module], name, _Reader(module, name, function))
+        for place in _READERS:
+            owner, name = _owner(*place)
+            function = getattr(owner, name, None)
+            if owner is not None and callable(function) and place not in _replaced:
+                _replaced[place] = function
+                setattr(owner, name, _Reader(*place, function))
