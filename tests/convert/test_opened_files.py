@@ -8,6 +8,7 @@ import pickle
 import sqlite3
 import sys
 import threading
+import types
 from concurrent.futures import ThreadPoolExecutor
 from operator import attrgetter
 
@@ -152,6 +153,7 @@ def test_classes_and_tables_of_libraries_in_c(tmp_path, written, name, end, modu
         opened = getattr(library, name)(file)
         if isinstance(kept[0]._function, type):
             assert isinstance(opened, getattr(library, name))
+            assert issubclass(types.new_class("Own", (getattr(library, name),)), kept[0]._function)
             assert getattr(library, name).__name__ == name
 
     assert opened_by(read) == [f"a.{end}"]

@@ -118,6 +118,9 @@ class _Reader:
     def __instancecheck__(self, instance: Any) -> bool:
         return isinstance(instance, self._function)
 
+    def __mro_entries__(self, bases: tuple[Any, ...]) -> tuple[Any, ...]:
+        return (self._function,)  # of a class of the user's that a sample makes
+
     def __reduce__(self) -> Any:
         return _reader, self._place
 
