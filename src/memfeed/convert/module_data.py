@@ -9,7 +9,7 @@ import sys
 import types
 import weakref
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Set
 from typing import Any
 
 import numpy as np
@@ -160,12 +160,12 @@ def folders_in_code(owner: Any, values: dict[str, Any]) -> list[str]:
     texts = dict.fromkeys(text for code in codes for text in texts_used(code))
     written = [text for text in texts if os.sep in text and text.strip("./") and is_folder(text)]
     codes += [one.__code__ for one in values.values() if isinstance(one, types.FunctionType) and not is_installed(one)]
-    words = list(dict.fromkeys(word for code in codes for word in (*names_used(code), *texts_used(code))))
+    words = {word for code in codes for word in (*names_used(code), *texts_used(code))}
     settings = [*values.values(), *getattr(owner, "__dict__", {}).values()]
     return list(dict.fromkeys([*written, *(folder for one in settings for folder in _folders_of(one, words, 0))]))
 
 
-def _folders_of(value: Any, words: Sequence[str], depth: int) -> Iterator[str]:
+def _folders_of(value: Any, words: Set[str], depth: int) -> Iterator[str]:
     """Yield a folder, and those that an object or a dict of settings has by one of these names."""
     if is_folder(value):
         yield os.fspath(value)
@@ -174,7 +174,7 @@ def _folders_of(value: Any, words: Sequence[str], depth: int) -> Iterator[str]:
         with contextlib.suppress(Exception):  # a class of the user's that raises
             if not isinstance(value, Dataset | torch.nn.Module):
                 known = value if isinstance(value, dict) else vars(value) if _has_settings(value) else {}
-                inner = [known[word] for word in words if word in known]
+                inner = [known[word] for word in sorted(known.keys() & words)]
         for one in inner:
             yield from _folders_of(one, words, depth + 1)
 
