@@ -304,16 +304,6 @@ USE = (
         ways=["loader.collate_fn"],
     ),
     Known(
-        "IterableDataset",
-        "`memfeed.cache` it first, or give `cache=`: it is then written as a whole before the first batch, or, if it "
-        "is random, read as it is by a DataLoader, as a line says. Several workers take turns of 16 rows, those of a "
-        "DataLoader turns of a batch",
-        "a store has rows; `shuffle=True` mixes them",
-        "-> memfeed's LoaderError",
-        ways=["IterableDataset"],
-        forms=[DATASET],
-    ),
-    Known(
         "a dataset that changes between epochs (`dataset.set_epoch(e)`, new labels, another transform)",
         "refused when the next epoch begins, if the loader was made of the dataset ([what is compared]"
         "(inputs.md#when-the-dataset-changes)); a store that was written before gives what was written",

@@ -840,13 +840,22 @@ def test_a_loader_of_the_parts_keeps_the_decoders_in_workers(tmp_path, files):
     assert sum(one.report().hits for one in loader.decoded.used()) > len(files)
 
 
-def test_an_iterable_without_a_path_is_told_of_it():
+def test_an_iterable_without_a_path_is_read_as_it_is(capsys):
     class Stream(IterableDataset):
         def __iter__(self):
-            yield from torch.rand(4, 3)
+            yield from torch.arange(5)
 
+    messages.say_once.cache_clear()
+    loader = memfeed.Loader(Stream(), 2)
+    assert type(loader) is DataLoader
+    assert [batch.tolist() for batch in loader] == [[0, 1], [2, 3], [4]]
+    line = capsys.readouterr().err
+    assert "Stream: no store, so it is read as it is in every epoch, as by a DataLoader (nothing is kept)" in line
+    assert "with cache='PATH' they are written to a store there first" in line
+    with pytest.raises(LoaderError, match=r"with cache='PATH' .* which has no seed=: leave these out"):
+        memfeed.Loader(Stream(), 2, seed=0)
     with pytest.raises(LoaderError, match=r"found Stream, an IterableDataset, without cache=; .* cache='PATH'"):
-        memfeed.Loader(Stream(), 2)
+        memfeed.Loader(Stream(), 2, shuffle=True)
 
 
 @pytest.mark.parametrize("is_known", [True, False])

@@ -163,7 +163,7 @@ def test_an_iterable_is_written_before_the_first_batch(tmp_path, capsys):
         assert [rows.tolist() for rows in Loader(Stream(), 2, cache=tmp_path / "s.mf")] == [[0, 1], [2, 3], [4]]
     assert "Stream, an IterableDataset, have no numbers: all are written to" in capsys.readouterr().err
     with pytest.raises(LoaderError, match="found Stream, an IterableDataset, without cache="):
-        Loader(Stream(), 2)
+        Loader(Stream(), 2, shuffle=True)
 
 
 class Shares(IterableDataset):

@@ -233,8 +233,7 @@ def bench(
 
     dataset = load_dataset(places[0])
     if dry_run:
-        from torch.utils.data import DataLoader
-
+        from memfeed.system.torch_loader import DataLoader
         from memfeed.verdict.sample_cost import print_forms
 
         print_forms(dataset.dataset if isinstance(dataset, DataLoader) else dataset, {"split": "auto"}, out)

@@ -17,7 +17,6 @@ import msgspec
 import numpy as np
 import torch
 from torch.utils.data import IterableDataset, StackDataset, Subset
-from torch.utils.data.dataloader import DataLoader  # torch's, also if a program replaced it
 
 from memfeed.convert.changes import Watched
 from memfeed.convert.watchdog import Watchdog
@@ -31,6 +30,7 @@ from memfeed.system.descriptors import separate_positions
 from memfeed.system.files import local_path
 from memfeed.system.mapped_memory import file_lookup
 from memfeed.system.messages import require
+from memfeed.system.torch_loader import DataLoader
 from memfeed.tables.table_column import TableColumn
 
 

@@ -23,7 +23,6 @@ from memfeed.errors import LoaderError, RandomDataError, listed
 from memfeed.loading.open_source import CannotCacheError
 from memfeed.loading.ranks import joined_world_size, launched_ranks
 from memfeed.loading.settings import Arguments
-from memfeed.loading.sources import DataLoader  # torch's, also if a program replaced it
 from memfeed.memoizing.decoders import Reading, imported_libraries, why_left_alone
 from memfeed.memoizing.keys import Key
 from memfeed.splitting.generators import Generators
@@ -31,6 +30,7 @@ from memfeed.splitting.unread import Unread
 from memfeed.store.format import resolve
 from memfeed.system import machine
 from memfeed.system.messages import say_once
+from memfeed.system.torch_loader import DataLoader
 
 T_co = TypeVar("T_co", covariant=True, default=Any)
 
@@ -192,6 +192,8 @@ def become_decoded(
     is_ready = not isinstance(refused.error, NotReadyError) or given.decoders is not None
     if given.cache is None or not is_ready:
         kept = "cache='PATH' keeps decoded files" if is_ready else "nothing is kept, as no sample can be read yet"
+        if isinstance(dataset, IterableDataset):
+            kept = "nothing is kept"
         say_once(
             f"memfeed: {type(dataset).__name__}: no store, so it is read as it is in every epoch, as by a DataLoader "
             f"({kept}): {why}"

@@ -9,7 +9,6 @@ from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
-from torch.utils.data.dataloader import DataLoader
 from typing_extensions import TypeVar
 
 from memfeed.loading.arguments import resolve
@@ -27,6 +26,7 @@ from memfeed.order.pieces import LastRows
 from memfeed.store.lengths import Fill
 from memfeed.store.store import Store
 from memfeed.system.messages import say_once
+from memfeed.system.torch_loader import DataLoader
 
 T_co = TypeVar("T_co", covariant=True, default=Any)
 READ_ONLY = (

@@ -21,13 +21,14 @@ from memfeed.errors import (
 )
 from memfeed.loading.ranks import present_ranks
 from memfeed.loading.settings import Arguments, Require, as_int
-from memfeed.loading.sources import DataLoader, as_stores, has_own_transform, is_dataset, joined
+from memfeed.loading.sources import as_stores, has_own_transform, is_dataset, joined
 from memfeed.schema.tensordicts import is_tensordict
 from memfeed.store.format import resolve
 from memfeed.store.memo_format import is_memo
 from memfeed.store.store import Store
 from memfeed.system import machine
 from memfeed.system.messages import say_once
+from memfeed.system.torch_loader import DataLoader
 
 if TYPE_CHECKING:
     from memfeed.splitting.unread import Unread
@@ -209,11 +210,16 @@ def _check_forms(source: Any, given: Arguments) -> None:
 def _beside_cache(source: Any, given: Arguments) -> Any:
     """Return the source that is read in place of one that is not filled, beside ``cache=``.
 
-    A store of an IterableDataset is written as a whole. Columns in memory are read as they are. Raises LoaderError for
-    a store at another path.
+    A store of an IterableDataset is written as a whole; without a path it is read as it is. So are columns in memory.
+    Raises LoaderError for a store at another path.
     """
     path = given.cache
     if path is None:
+        if isinstance(source, IterableDataset) and given.may_read_as_it_is and not given.shuffle:
+            raise CannotCacheError(
+                "the samples of an IterableDataset have no numbers, by which a store is filled while it is read; with "
+                "cache='PATH' they are written to a store there first"
+            )
         return source
     if isinstance(source, IterableDataset):
         from memfeed.convert.cache import cache

@@ -14,7 +14,6 @@ from typing import Any
 import numpy as np
 import torch
 from torch.utils.data import ConcatDataset, IterableDataset, Subset, TensorDataset
-from torch.utils.data.dataloader import DataLoader as DataLoader
 
 from memfeed.errors import NO_LENGTH, LoaderError, SchemaError, StaleStoreError, listed
 from memfeed.order.choice import check_weights
@@ -29,6 +28,7 @@ from memfeed.store.columns import Column
 from memfeed.store.store import Store, with_parts
 from memfeed.store.view import View
 from memfeed.system.messages import say_once
+from memfeed.system.torch_loader import DataLoader
 
 
 def is_dataset(source: Any) -> bool:
@@ -105,7 +105,8 @@ def _as_store(source: Any) -> Store:
         raise LoaderError(
             f"found {type(source).__name__}, an IterableDataset, without cache=; expected Loader(dataset, ..., "
             "cache='PATH'): its samples are written to a store there first; if they are random, it is read as it is "
-            "and decoded files are kept there. To keep nothing, use torch's DataLoader"
+            "and decoded files are kept there. Without cache= a DataLoader reads it, which has no shuffle=True, no "
+            "weights and no require="
         )
     if columns is None and (line := _line_instead(source)):
         raise LoaderError(line)

@@ -16,12 +16,13 @@ from typing import Any
 
 import optree
 import torch
-from torch.utils.data import DataLoader, SequentialSampler, Subset, default_collate
+from torch.utils.data import SequentialSampler, Subset, default_collate
 
 from memfeed.errors import LoaderError
 from memfeed.loading.loader import Loader
 from memfeed.loading.sources import is_dataset
 from memfeed.store.store import Store
+from memfeed.system.torch_loader import DataLoader
 from memfeed.verdict.judge import Turn
 
 BATCH_SIZE = 32
