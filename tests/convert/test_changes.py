@@ -557,6 +557,24 @@ def test_slow_samples_are_not_read_again_and_attributes_are_hashed_once(path, mo
     assert len(hashed) == 3
 
 
+def test_of_large_values_fewer_are_hashed_when_an_epoch_begins(path, monkeypatch, capsys):
+    """4,096 lists of records took a second in every epoch."""
+    monkeypatch.setattr(changes, "EPOCH_SECONDS", 1e-9)
+    monkeypatch.setattr(changes, "TOLD_SECONDS", 0.0)
+    dataset = Labelled()
+    dataset.boxes = {i: [{"box": [0.5] * 4, "label": i}] * 20 for i in range(1000)}
+    loader = Loader(dataset, 100, cache=path)
+    assert "hashing the dataset's attributes, most to dataset.boxes" in capsys.readouterr().err
+    visited, feed = [], digests._feed_list
+    monkeypatch.setattr(digests, "_feed_list", lambda *args: [visited.append(args), feed(*args)])
+    list(loader)
+    hashed = len(visited)
+    assert hashed < 2 * 14 * changes.FEWEST * 2  # the lists of one value, twice
+    dataset.boxes[0] = []
+    with pytest.raises(StaleStoreError, match=r"dataset\.boxes has another content"):
+        list(loader)
+
+
 def test_where_there_is_no_dataset_nothing_is_compared(path):
     dataset = Labelled()
     loader = Loader(dataset, 100, cache=path)

@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 from torch.utils.data import ConcatDataset, Dataset, Subset
 
 from memfeed.convert import digests
-from memfeed.convert.digests import PARTIAL, differ_in_all, digest_attributes, hash_value
+from memfeed.convert.digests import PARTIAL, SOME, differ_in_all, digest_attributes, hash_value
 from memfeed.convert.plain_data import leaves_of
 
 scalars = st.none() | st.booleans() | st.integers(-5, 1 << 70) | st.floats(allow_nan=False) | st.text(max_size=3)
@@ -337,7 +337,7 @@ def test_tables_are_hashed_by_column():
         changed = {**columns, "label": [*range(199), 3]}
         after = texts(Of(table=make(changed)))
         assert [path for path in before if before[path] != after[path]] == ["table['label']"]
-        partial = texts(Of(table=make(columns)), is_partial=lambda path: True)
+        partial = texts(Of(table=make(columns)), some=lambda path: SOME)
         assert all(text.startswith(PARTIAL) for text in partial.values())
 
 
@@ -450,7 +450,7 @@ def test_tensors_of_a_list_are_hashed_as_each_of_them_is():
 def test_some_entries_of_a_large_dict_are_hashed():
     """Its pairs are not made for all of them: that took a second for five million, in each epoch."""
     table = {i: str(i) for i in range(100_000)}
-    before = hash_value(table, is_partial=True)
-    assert before == hash_value([*table.items()], is_partial=True)
+    before = hash_value(table, some=SOME)
+    assert before == hash_value([*table.items()], some=SOME)
     table[digests.chosen(len(table))[7]] = "another"
-    assert hash_value(table, is_partial=True) != before
+    assert hash_value(table, some=SOME) != before

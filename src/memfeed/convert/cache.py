@@ -299,6 +299,10 @@ def cache_one(dataset: Any, path: str | os.PathLike[str] | None, options: Conver
             raise
         fitting = forms_that_fit(dataset, target, options, cache_one)
         raise SpaceError(error.errno, f"{error.strerror}{fitting}") from error
+    if watched is not None and options.says and (spent := watched.spent()):
+        write_line(
+            f"memfeed: {spent}, so that a changed dataset is noticed; what no sample depends on may be kept elsewhere"
+        )
     if options.lazily and watched is not None:
         watched.follow()
         store._backing.check_dataset = partial(require_unchanged, given, options, cut is not None)

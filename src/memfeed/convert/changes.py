@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from memfeed.convert.dataset_settings import EMPTY, settings_of
-from memfeed.convert.digests import PARTIAL, Digest, differ_in_all, digest_attributes
+from memfeed.convert.digests import PARTIAL, SOME, Digest, differ_in_all, digest_attributes
 from memfeed.convert.file_digests import digest_files, digest_single_files
 from memfeed.convert.opened_files import OpenedFiles
 from memfeed.convert.plain_data import (
@@ -21,6 +21,8 @@ from memfeed.splitting.unread import Unread
 from memfeed.system import machine
 
 EPOCH_SECONDS = 0.1  # that hashing may take when an epoch begins; of the largest attributes some values are hashed
+FEWEST = 64  # values of each of them
+TOLD_SECONDS = 0.5  # of hashing when a store is made or compared
 
 
 class OwnStateError(RandomDataError):
@@ -81,7 +83,7 @@ class Watched:
         self._has_read = False
         self._known: State | None = None
         self._files: dict[str, Digest] | None = None
-        self._partial: set[str] = set()
+        self._some: dict[str, int] = {}  # how many values of the largest attributes are hashed when an epoch begins
 
     def read_cut(self, marked: Any, places: Sequence[CallablePlace]) -> None:
         """Take a copy of the dataset whose samples are read, and the callables that it called when it was cut."""
@@ -149,11 +151,25 @@ class Watched:
         for path, digest in sorted(self._known.digests.items(), key=lambda item: item[1].seconds):
             seconds += digest.seconds
             if seconds > EPOCH_SECONDS:
-                self._partial.add(path)
-        if self._partial:
-            found = digest_attributes(self._leaves(), self._partial.__contains__)
+                self._some[path] = SOME
+        if self._some:
+            found = self._digests_of_some()
+            most = EPOCH_SECONDS / len(self._some)
+            long = {path: found[path].seconds for path in self._some if path in found and found[path].seconds > most}
+            if long:  # each value is a list of records, say
+                self._some |= {path: max(FEWEST, int(SOME * most / seconds)) for path, seconds in long.items()}
+                found = self._digests_of_some()
             known = {path: found.get(path, digest) for path, digest in self._known.digests.items()}
             self._known = self._known._replace(digests=known)
+
+    def spent(self) -> str:
+        """Return how long hashing took until `follow`, and for which attribute most; "" for less than half a second."""
+        found = [*self._before.digests.items(), *(self._known.digests.items() if self._known else ())]
+        seconds = sum(digest.seconds for _, digest in found)
+        if seconds < TOLD_SECONDS:
+            return ""
+        slowest = max(found, key=lambda item: item[1].seconds)[0]
+        return f"{seconds:.1f} s went to hashing the dataset's attributes, most to {shown(slowest)}"
 
     def changed(self, reads: Iterator[object] | None = None) -> tuple[str, bool] | None:
         """Return the attribute that has changed since, and True if it belongs to a pipeline; None if none has changed.
@@ -187,9 +203,10 @@ class Watched:
         self._known = self._known.stable(self._now())
 
     def _now(self) -> State:
-        return State(
-            digest_attributes(self._leaves(), self._partial.__contains__), settings_of(self.dataset, self._places)
-        )
+        return State(self._digests_of_some(), settings_of(self.dataset, self._places))
+
+    def _digests_of_some(self) -> dict[str, Digest]:
+        return digest_attributes(self._leaves(), lambda path: self._some.get(path, 0))
 
 
 def differences(stored: Mapping[str, str], found: Mapping[str, Digest]) -> tuple[list[str], list[str]]:

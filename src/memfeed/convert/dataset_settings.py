@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from memfeed.convert.digests import hash_value
+from memfeed.convert.digests import SOME, hash_value
 from memfeed.convert.module_data import attributes_of
 from memfeed.convert.plain_data import (
     DEEPEST,
@@ -161,7 +161,7 @@ def _collect(value: Any, path: str, found: dict[str, Any], seen: set[int], depth
     if isinstance(value, list | tuple | set | frozenset | Mapping):
         found[f"len({path})"] = len(value)
         if len(value) > MOST_SETTINGS // 100 or isinstance(value, set | frozenset):
-            found[path] = hash_value(value, len(value) > MOST_ENTRIES)
+            found[path] = hash_value(value, SOME if len(value) > MOST_ENTRIES else 0)
             return
         for key, one in value.items() if isinstance(value, Mapping) else enumerate(value):
             _collect(one, f"{path}[{key!r}]" if type(key) in (int, str) else f"{path}[?]", found, seen, depth + 1)

@@ -43,7 +43,10 @@ GROUPS = 64  # of records, which have a hash each
 MOST_DIGESTS = 1000
 PARTIAL = "~"  # before the digest of an attribute of which some values were hashed
 
-_ARRAYS: dict[Any, Any] = {int: np.int64, bool: np.bool_, float: np.float64}  # of lists of one type
+# the arrays of lists of one type, and the text before their bytes
+_ARRAYS: dict[Any, tuple[Any, str]] = {
+    kind: (dtype, np.dtype(dtype).str) for kind, dtype in ((int, np.int64), (bool, np.bool_), (float, np.float64))
+}
 
 
 class Digest(NamedTuple):
@@ -54,12 +57,10 @@ class Digest(NamedTuple):
     seconds: float = 0.0
 
 
-def digest_attributes(
-    leaves: Sequence[Leaf], is_partial: Callable[[str], bool] = lambda path: False
-) -> dict[str, Digest]:
+def digest_attributes(leaves: Sequence[Leaf], some: Callable[[str], int] = lambda path: 0) -> dict[str, Digest]:
     """Return the `Digest` of each attribute by its path, the smallest first. What takes too long is left out.
 
-    Of those for which `is_partial` returns True, `SOME` values are hashed.
+    Of those for which `some` returns a number, so many values are hashed.
     """
     found: dict[str, Digest] = {}
     started = time.monotonic()
@@ -67,7 +68,7 @@ def digest_attributes(
         begun = time.monotonic()
         if begun - started > MOST_SECONDS:
             break
-        text = hash_value(leaf.value, is_partial(leaf.path))
+        text = hash_value(leaf.value, some(leaf.path))
         if text is not None:
             add(found, leaf.path, Digest(text, leaf.kind, time.monotonic() - begun))
     return found
@@ -112,15 +113,15 @@ class _Budget:
             raise _TooLargeError
 
 
-def hash_value(value: Any, is_partial: bool = False) -> str | None:
-    """Return the digest of plain data; None if it cannot be read."""
+def hash_value(value: Any, some: int = 0) -> str | None:
+    """Return the digest of plain data, or of ``some`` of its values, if that is not 0; None if it cannot be read."""
     try:
-        if not is_partial:
+        if not some:
             try:
                 return _hash(value)
             except _TooLargeError:
                 pass
-        return PARTIAL + _hash(some_of(value))
+        return PARTIAL + _hash(some_of(value, some or SOME))
     except Exception:  # data that cannot be read now: a class of the user's, the memory of another device
         return None
 
@@ -200,12 +201,19 @@ def _feed_list(hashed: Any, values: list[Any], budget: _Budget, depth: int) -> N
     budget.take(len(values) / 50)
     hashed.update(f"[{len(values)}]".encode())
     kind = next(iter(types)) if len(types) == 1 else None
-    if kind in _ARRAYS or (kind is not None and issubclass(kind, np.generic)):
+    if kind in _ARRAYS:
+        dtype, described = _ARRAYS[kind]
         try:
-            _feed_array(hashed, np.array(values, _ARRAYS.get(kind)), budget, depth)
+            array = np.array(values, dtype)
+            budget.take(1, array.nbytes)
+            hashed.update(f"{described}({len(values)},)".encode())  # as `_feed_array`, in a third of its time
+            hashed.update(array)
             return
         except OverflowError:  # ints beyond 64 bits
             pass
+    if kind is not None and issubclass(kind, np.generic):
+        _feed_array(hashed, np.array(values), budget, depth)
+        return
     if types and types <= {int, float, bool, complex, type(None)}:
         budget.take(len(values) / 10)
         hashed.update("\n".join(map(repr, values)).encode())
@@ -321,37 +329,37 @@ def chosen(count: int, most: int = SOME) -> list[int]:
     return sorted({0, count - 1} | {xxhash.xxh3_64_intdigest(i.to_bytes(8, "little")) % count for i in range(most - 2)})
 
 
-def some_of(value: Any) -> Any:
-    """Return the length of plain data and some of it, to be hashed in its place."""
+def some_of(value: Any, most: int) -> Any:
+    """Return the length of plain data and `most` of its values, to be hashed in its place."""
     if isinstance(value, dict):
         keys = list(value)  # pairs of all would take a second for millions
-        return [len(keys), [(keys[i], value[keys[i]]) for i in chosen(len(keys))]]
+        return [len(keys), [(keys[i], value[keys[i]]) for i in chosen(len(keys), most)]]
     if isinstance(value, set | frozenset):
         value = _ordered_set(value)
     if isinstance(value, np.ndarray | torch.Tensor):
-        return _blocks_of(value)
+        return _blocks_of(value, most)
     if is_table(value) or is_column(value):
-        rows = chosen(len(value))
+        rows = chosen(len(value), most)
         taken = value.iloc[rows] if is_a(value, "pandas", "Series") else value.take(rows) if is_arrow(value) else None
         return [len(value), value[rows] if taken is None else taken]
     if isinstance(value, bytes):
-        return _blocks_of(np.frombuffer(value, np.uint8))
+        return _blocks_of(np.frombuffer(value, np.uint8), most)
     if isinstance(value, str) or not hasattr(value, "__len__"):
         return value
     if isinstance(value, Column):
-        return Column([value[i] for i in chosen(len(value))])
-    return [len(value), [value[i] for i in chosen(len(value))]]
+        return Column([value[i] for i in chosen(len(value), most)])
+    return [len(value), [value[i] for i in chosen(len(value), most)]]
 
 
-def _blocks_of(value: Any) -> Any:
+def _blocks_of(value: Any, most: int) -> Any:
     described = [str(value.dtype), list(value.shape)]
     is_flat = isinstance(value, torch.Tensor) or (not value.dtype.hasobject and value.flags.c_contiguous)
     if not is_flat:
-        return [described, value[chosen(len(value))]]
+        return [described, value[chosen(len(value), most)]]
     data = _as_bytes(value) if isinstance(value, torch.Tensor) else value.reshape(-1).view(np.uint8)
-    if len(data) <= SOME * BLOCK_BYTES:
+    if len(data) <= most * BLOCK_BYTES:
         return [described, data]
-    blocks = chosen(len(data) // BLOCK_BYTES)
+    blocks = chosen(len(data) // BLOCK_BYTES, most)
     return [described, [data[i * BLOCK_BYTES : (i + 1) * BLOCK_BYTES] for i in blocks], data[-BLOCK_BYTES:]]
 
 
