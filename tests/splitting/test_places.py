@@ -12,6 +12,7 @@ from torch.utils.data import ConcatDataset, Dataset, Subset
 
 import memfeed
 from memfeed.errors import SplitError
+from memfeed.splitting import places
 from memfeed.splitting.places import find_places, replaced, steps_in
 
 double, negate = functools.partial(operator.mul, 2), operator.neg
@@ -205,6 +206,21 @@ def test_objects_that_refer_to_one_another_are_searched_once():
     assert len(find_places(Numbers(parts=parts), helpers=True)) == len(parts)
     trees = [Helper(parts=[Helper(parts=[Helper() for _ in range(16)]) for _ in range(16)]) for _ in range(16)]
     assert 100 < len(find_places(Numbers(trees=trees), helpers=True)) <= 256
+
+
+def test_records_that_refer_to_one_another_are_searched_once(monkeypatch):
+    """A tree of dicts with parents raised RecursionError, and lists of lists of records took 256 by 256 by 256 looks."""
+    dataset = Numbers()
+    dataset.tree = {"children": []}
+    dataset.tree["children"] = [{"parent": dataset.tree, "value": i} for i in range(200)]
+    dataset.rows = [dataset.tree["children"]] * 200
+    looked, is_pipeline = [], places.is_pipeline
+    monkeypatch.setattr(places, "is_pipeline", lambda value: looked.append(value) or is_pipeline(value))
+    assert not [place for place in find_places(dataset) if place.path[0][1] in ("tree", "rows")]
+    assert len(looked) < 5000
+    inner = Numbers()
+    inner.tree = [[{"step": double}], [[]]]
+    assert [str(place) for place in find_places(inner) if place.path[0][1] == "tree"]
 
 
 def test_objects_of_other_packages_are_not_searched():

@@ -7,6 +7,7 @@ import types
 import weakref
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any
 
 import numpy as np
@@ -21,6 +22,7 @@ from memfeed.splitting.module_names import named_by, with_names
 Key = tuple[str, Any]
 """("attribute", its name), ("item", index or key of a list or dict), ("method", its name), or ("global", its name)."""
 _DEEPEST = 8
+_VALUES = {str, bytes, bool, int, float, type(None)}
 _MOST = 256  # items of a container that are looked at
 _MOST_HELPERS = 16  # parts of a container with objects of the program: longer ones hold records
 _OF_COPIES = {"__copy__", "__del__", "__getstate__", "__reduce__", "__reduce_ex__"}
@@ -190,11 +192,21 @@ def is_pipeline(value: Any) -> bool:
 
 
 def _is_owner(value: Any) -> bool:
-    """Return True for what may hold a pipeline: datasets, and short containers of datasets or callables."""
-    if isinstance(value, dict | list | tuple | torch.nn.ModuleList):
-        parts = list(value.values() if isinstance(value, dict) else value)[:_MOST]
-        return any(is_pipeline(part) or _is_dataset(part) or _is_owner(part) for part in parts)
-    return _is_dataset(value)
+    """Return True for what may hold a pipeline: datasets, and short containers of datasets or callables.
+
+    Each container is looked into once: records may refer to one another.
+    """
+    left, seen = [(value, 0)], set[int]()
+    while left:
+        one, depth = left.pop()
+        is_container = isinstance(one, dict | list | tuple | torch.nn.ModuleList)
+        if (depth and (is_pipeline(one) or _is_dataset(one))) or (not is_container and _is_dataset(one)):
+            return True
+        if is_container and id(one) not in seen and depth <= _DEEPEST:
+            seen.add(id(one))
+            parts = list(islice(one.values() if isinstance(one, dict) else one, _MOST))
+            left += [(part, depth + 1) for part in parts if type(part) not in _VALUES]
+    return False
 
 
 def _holds_helpers(value: Any, owner: Any) -> bool:
