@@ -209,7 +209,7 @@ def test_objects_that_refer_to_one_another_are_searched_once():
 
 
 def test_records_that_refer_to_one_another_are_searched_once(monkeypatch):
-    """A tree of dicts with parents raised RecursionError, and lists of lists of records took 256 by 256 by 256 looks."""
+    """A tree of dicts with parents raised RecursionError, and lists of lists of records took 256 * 256 looks."""
     dataset = Numbers()
     dataset.tree = {"children": []}
     dataset.tree["children"] = [{"parent": dataset.tree, "value": i} for i in range(200)]
