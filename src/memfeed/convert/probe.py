@@ -202,7 +202,7 @@ def probe_map(
     Those of the first second are read twice, unless they `may_be_random`. Raises RandomDataError and SampleError.
     """
     probed, byte_count, read_count, limit_start, watchdog = ProbedSamples(), 0, 0, time.monotonic(), Watchdog(0)
-    started, generators = limit_start, None if may_be_random else Generators(dataset)
+    started, first_seconds, generators = limit_start, 0.0, None if may_be_random else Generators(dataset)
     opened = None if watched is None else watched.opened
 
     def read() -> Any:
@@ -230,12 +230,13 @@ def probe_map(
                 probed.failed[index] = error
                 continue
             if not probed.indices:
-                limit_start = time.monotonic()  # the first sample of a dataset may open its files
-                generators = generators and Generators(dataset)  # and make generators
+                generators = generators and Generators(dataset)  # the first sample may make generators
                 if watched is not None and len(indices) > 1:
                     watched.note_first()
+                limit_start = time.monotonic()  # and open files
+                first_seconds, read_count = (limit_start - started) / read_count, 0
             byte_count += probed.add(index, sample)
-    probed.seconds = (time.monotonic() - started) / max(read_count, 1)
+    probed.seconds = (time.monotonic() - limit_start) / read_count if read_count else first_seconds
     order = sorted(range(len(probed.indices)), key=probed.indices.__getitem__)
     probed.indices, probed.samples = [probed.indices[i] for i in order], [probed.samples[i] for i in order]
     return probed
