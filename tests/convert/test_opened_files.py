@@ -1,5 +1,6 @@
 """Files that samples are read from count, whatever their names are made of: a change of one is an error."""
 
+import asyncio
 import contextlib
 import hashlib
 import json
@@ -73,15 +74,80 @@ def test_code_devices_and_folders_that_are_written_to_are_none(tmp_path):
     assert opened_by(read, 2) == []
 
 
-def test_only_within_the_block_and_in_its_thread(tmp_path):
+def test_only_within_the_block_and_in_threads_of_the_sample(tmp_path):
     (tmp_path / "a.bin").write_bytes(b"1")
-    opened = OpenedFiles()
+    opened, begun, ended = OpenedFiles(), threading.Event(), threading.Event()
+
+    def later():
+        begun.wait(30)
+        (tmp_path / "a.bin").read_bytes()
+        ended.set()
+
+    threading.Thread(target=later).start()  # no sample starts it
     with opened.noticed(0):
-        other = threading.Thread(target=(tmp_path / "a.bin").read_bytes)
+        begun.set()
+        assert ended.wait(30)
+        begun.clear(), ended.clear()
+        other = threading.Thread(target=later)
         other.start()
-        other.join()
+    begun.set()
+    other.join()  # it reads when the sample is there
     (tmp_path / "a.bin").read_bytes()
     assert opened.files() == []
+
+
+def in_thread(function, name):
+    found = []
+    thread = threading.Thread(target=lambda: found.append(function(name)))
+    thread.start()
+    thread.join()
+    return found[0]
+
+
+def in_pool(function, name):
+    with ThreadPoolExecutor(1) as pool:
+        return next(pool.map(function, [name]))
+
+
+@pytest.fixture
+def begun():
+    """A pool and a loop whose threads are there before the first sample is read."""
+    loop = asyncio.new_event_loop()
+    thread = threading.Thread(target=loop.run_forever)
+    thread.start()
+    with ThreadPoolExecutor(1) as pool:
+        pool.submit(int).result()
+        yield pool, loop
+    asyncio.run_coroutine_threadsafe(loop.shutdown_default_executor(), loop).result()
+    loop.call_soon_threadsafe(loop.stop)
+    thread.join()
+    loop.close()
+
+
+@pytest.mark.parametrize("form", ["thread", "pool", "pool of before", "loop of before"])
+def test_what_threads_of_a_sample_open(tmp_path, begun, form):
+    (tmp_path / "a.bin").write_bytes(b"1")
+    pool, loop = begun
+    own = (threading.Thread.start, ThreadPoolExecutor.submit)
+    run = {
+        "thread": in_thread,
+        "pool": in_pool,
+        "pool of before": lambda function, name: pool.submit(function, name).result(),
+        "loop of before": lambda function, name: asyncio.run_coroutine_threadsafe(
+            asyncio.to_thread(function, name), loop
+        ).result(),
+    }[form]
+    assert opened_by(lambda index: run(open, tmp_path / "a.bin").close()) == ["a.bin"]
+    assert own == (threading.Thread.start, ThreadPoolExecutor.submit)
+    run(open, tmp_path / "a.bin").close()
+
+
+def test_a_name_that_a_module_has_for_a_function(tmp_path, monkeypatch):
+    cv2 = pytest.importorskip("cv2")
+    Image.new("RGB", (4, 4)).save(tmp_path / "a.png")
+    monkeypatch.setattr(sys.modules[__name__], "imread", cv2.imread, raising=False)  # from cv2 import imread
+    assert opened_by(lambda index: imread(str(tmp_path / "a.png"))) == ["a.png"]  # noqa: F821
+    assert imread is cv2.imread  # noqa: F821
 
 
 @pytest.mark.filterwarnings("ignore:The image decoding:DeprecationWarning")
@@ -128,6 +194,22 @@ def weights(file):
     pytest.importorskip("safetensors.torch").save_file({"x": torch.zeros(3)}, file)
 
 
+def scan(file):
+    sitk = pytest.importorskip("SimpleITK")
+    sitk.WriteImage(sitk.GetImageFromArray(np.zeros((3, 4), np.int16)), file)
+
+
+def raster(file):
+    rasterio = pytest.importorskip("rasterio")
+    with rasterio.open(file, "w", driver="GTiff", height=4, width=4, count=1, dtype="uint8") as opened:
+        opened.write(np.zeros((1, 4, 4), np.uint8))
+
+
+def grid(file):
+    pytest.importorskip("netCDF4").Dataset(file, "w").close()
+
+
+@pytest.mark.filterwarnings("ignore:Dataset has no geotransform")
 @pytest.mark.parametrize(
     ("written", "name", "end", "module", "attribute"),
     [
@@ -141,6 +223,14 @@ def weights(file):
         (table, "ParquetFile", "parquet", "pyarrow.parquet", "ParquetFile.__init__"),
         (feather, "read_table", "feather", "pyarrow.feather", "read_table"),
         (weights, "load_file", "safetensors", "safetensors.torch", "load_file"),
+        (table, "read_parquet", "parquet", "polars", "read_parquet"),
+        (feather, "memory_map", "feather", "pyarrow", "memory_map"),
+        (feather, "OSFile", "feather", "pyarrow", "OSFile"),
+        (video, "open", "avi", "av", "open"),
+        (video, "VideoReader", "avi", "decord", "VideoReader.__init__"),
+        (scan, "ReadImage", "mha", "SimpleITK", "ReadImage"),
+        (raster, "open", "tif", "rasterio", "open"),
+        (grid, "Dataset", "nc", "netCDF4", "Dataset"),
     ],
 )
 def test_classes_and_tables_of_libraries_in_c(tmp_path, written, name, end, module, attribute):

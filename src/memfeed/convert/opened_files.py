@@ -1,6 +1,8 @@
 """Notice which files a dataset opens when samples are read, by the audit events of Python: "open", "sqlite3.connect".
 
-What a library in C opens by itself raises none. Of some the functions that read a file are replaced meanwhile.
+What a library in C opens by itself raises none. Of some the functions that read a file are replaced meanwhile, also
+under the names that modules of the user have for them. Threads that a sample starts, and what it gives to pools of
+threads or to asyncio, read for the sample.
 """
 
 from __future__ import annotations
@@ -13,11 +15,13 @@ import os
 import sys
 import threading
 import types
-from collections.abc import Iterator
+import weakref
+from collections.abc import Callable, Iterator
+from contextvars import ContextVar
 from functools import cache
 from typing import Any
 
-from memfeed.splitting.generators import LIBRARIES
+from memfeed.splitting.generators import LIBRARIES, is_library
 
 MOST_FILES = 4096
 _WRITES = os.O_WRONLY | os.O_RDWR
@@ -36,10 +40,21 @@ _READERS = (
     ("torch", "from_file"),
     ("safetensors", "safe_open"),
     ("safetensors.torch", "load_file"),
+    ("SimpleITK", "ReadImage"),
+    ("SimpleITK", "ImageFileReader.SetFileName"),
+    ("SimpleITK", "ImageSeriesReader.SetFileNames"),
+    ("rasterio", "open"),
+    ("av", "open"),
+    ("decord", "VideoReader.__init__"),
+    ("netCDF4", "Dataset"),
+    *(("polars", name) for name in ("read_parquet", "read_csv", "read_ipc")),
+    *(("pyarrow", name) for name in ("memory_map", "OSFile")),
+    ("pyarrow.csv", "read_csv"),
 )
-_MODES_OF_WRITING = {"w", "w-", "w+", "x", "x+", "a", "r+"}
+_MODES_OF_WRITING = {"w", "w-", "w+", "wb", "x", "x+", "a", "ab", "r+"}
 
-_here = threading.local()  # what notices files in each thread
+_here: ContextVar[OpenedFiles | None] = ContextVar("_here", default=None)  # what notices files
+_started: weakref.WeakKeyDictionary[threading.Thread, OpenedFiles] = weakref.WeakKeyDictionary()  # by a sample
 _lock = threading.Lock()
 _replaced: dict[tuple[str, str], Any] = {}  # the libraries' own functions, while a thread reads samples
 _reading = 0  # threads that do
@@ -56,6 +71,7 @@ class OpenedFiles:
         self.samples: set[int] = set()
         self._read: dict[str, None] = {}
         self._written: set[str] = set()
+        self._blocks = 0  # that read a sample now
 
     def files(self) -> list[str]:
         """Return the files that were opened only to be read, and that are there."""
@@ -63,24 +79,36 @@ class OpenedFiles:
 
     @contextlib.contextmanager
     def noticed(self, index: int) -> Iterator[None]:
-        """Notice the files that this thread opens within a block that reads sample ``index``."""
+        """Notice the files that are opened within a block that reads sample ``index``, by it or for it."""
         _listen()
         self.samples.add(index)
-        outer, _here.opened = getattr(_here, "opened", None), self
         _replace(1)
+        self._blocks += 1
         try:
-            yield
+            with _noticing(self):
+                yield
         finally:
+            self._blocks -= 1
             _replace(-1)
-            _here.opened = outer
 
     def note(self, path: Any, flags: int) -> None:
-        """Add a file that is opened with these flags of open(2)."""
+        """Add a file that is opened with these flags of open(2). A thread may go on after the block: it adds none."""
+        if not self._blocks:
+            return
         name = os.path.abspath(os.fsdecode(path))
         if flags & _WRITES:
             self._written.add(os.path.dirname(name))
         elif len(self._read) < MOST_FILES and not name.startswith(_NO_DATA) and not name.endswith(_CODE):
             self._read[name] = None
+
+
+@contextlib.contextmanager
+def _noticing(opened: OpenedFiles) -> Iterator[None]:
+    token = _here.set(opened)
+    try:
+        yield
+    finally:
+        _here.reset(token)
 
 
 @cache
@@ -91,8 +119,8 @@ def _listen() -> None:
 
 def _note(event: str, arguments: tuple[Any, ...]) -> None:
     if event in ("open", "sqlite3.connect"):
-        opened = getattr(_here, "opened", None)
         with contextlib.suppress(Exception):  # of a path of the user's, one of no file, or an event of the user's
+            opened = _here.get() or (_started.get(threading.current_thread()) if _reading and _started else None)
             if opened is not None and not isinstance(arguments[0], int):
                 opened.note(arguments[0], arguments[2] if event == "open" else 0)
 
@@ -125,12 +153,40 @@ class _Reader:
         return _reader, self._place
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        given = (*args, *kwargs.values())
+        given = [
+            one for each in (*args, *kwargs.values()) for one in (each if isinstance(each, list | tuple) else [each])
+        ]
         writes = any(isinstance(one, str) and one in _MODES_OF_WRITING for one in given)
         for one in given:
             if isinstance(one, str | os.PathLike):
                 _note("open", (one, "r", os.O_RDWR if writes else os.O_RDONLY))
         return self._function(*args, **kwargs)
+
+
+class _Pool(_Reader):
+    """The method that gives a function to a pool of threads: its thread reads for the sample that asks for it."""
+
+    def __call__(self, pool: Any, function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
+        opened = _here.get()
+        if opened is not None:
+            function = _noticing(opened)(function)
+        return self._function(pool, function, *args, **kwargs)
+
+
+class _Start(_Reader):
+    """The method that starts a thread: one that a sample starts reads for it."""
+
+    def __call__(self, thread: threading.Thread) -> Any:
+        opened = _here.get()
+        if opened is not None:
+            _started[thread] = opened
+        return self._function(thread)
+
+
+_OF_THREADS: dict[tuple[str, str], type[_Reader]] = {
+    ("concurrent.futures.thread", "ThreadPoolExecutor.submit"): _Pool,
+    ("threading", "Thread.start"): _Start,
+}
 
 
 def _reader(module: str, name: str) -> Any:
@@ -156,9 +212,23 @@ def _replace(count: int) -> None:
                 if isinstance(getattr(owner, name, None), _Reader):  # a sample may replace it too
                     setattr(owner, name, function)
             return
-        for place in _READERS:
+        own: dict[int, _Reader] = {}
+        for place in (*_READERS, *_OF_THREADS):
             owner, name = _owner(*place)
             function = getattr(owner, name, None)
             if owner is not None and callable(function) and place not in _replaced:
                 _replaced[place] = function
-                setattr(owner, name, _Reader(*place, function))
+                own[id(function)] = reader = _OF_THREADS.get(place, _Reader)(*place, function)
+                setattr(owner, name, reader)
+        for module in _modules_of_user(len(sys.modules)) if own else ():
+            variables = vars(sys.modules.get(module, types))
+            for name in [name for name, value in list(variables.items()) if id(value) in own]:
+                _replaced[module, name] = variables[name]
+                setattr(sys.modules[module], name, own[id(variables[name])])
+
+
+@functools.lru_cache(1)
+def _modules_of_user(count: int) -> list[str]:
+    return [
+        name for name, one in list(sys.modules.items()) if isinstance(one, types.ModuleType) and not is_library(one)
+    ]
