@@ -97,11 +97,10 @@ def test_only_within_the_block_and_in_threads_of_the_sample(tmp_path):
 
 
 def in_thread(function, name):
-    found = []
-    thread = threading.Thread(target=lambda: found.append(function(name)))
+    thread = threading.Thread(target=lambda: setattr(thread, "found", function(name)))
     thread.start()
     thread.join()
-    return found[0]
+    return thread.found
 
 
 def in_pool(function, name):
@@ -139,7 +138,6 @@ def test_what_threads_of_a_sample_open(tmp_path, begun, form):
     }[form]
     assert opened_by(lambda index: run(open, tmp_path / "a.bin").close()) == ["a.bin"]
     assert own == (threading.Thread.start, ThreadPoolExecutor.submit)
-    run(open, tmp_path / "a.bin").close()
 
 
 def test_a_name_that_a_module_has_for_a_function(tmp_path, monkeypatch):
