@@ -90,8 +90,7 @@ def test_only_within_the_block_and_in_threads_of_the_sample(tmp_path):
         begun.clear(), ended.clear()
         other = threading.Thread(target=later)
         other.start()
-    begun.set()
-    other.join()  # it reads when the sample is there
+    begun.set(), other.join()  # it reads when the sample is there
     (tmp_path / "a.bin").read_bytes()
     assert opened.files() == []
 
@@ -119,8 +118,7 @@ def begun():
         yield pool, loop
     asyncio.run_coroutine_threadsafe(loop.shutdown_default_executor(), loop).result()
     loop.call_soon_threadsafe(loop.stop)
-    thread.join()
-    loop.close()
+    thread.join(), loop.close()
 
 
 @pytest.mark.parametrize("form", ["thread", "pool", "pool of before", "loop of before"])
@@ -143,9 +141,11 @@ def test_what_threads_of_a_sample_open(tmp_path, begun, form):
 def test_a_name_that_a_module_has_for_a_function(tmp_path, monkeypatch):
     cv2 = pytest.importorskip("cv2")
     Image.new("RGB", (4, 4)).save(tmp_path / "a.png")
-    monkeypatch.setattr(sys.modules[__name__], "imread", cv2.imread, raising=False)  # from cv2 import imread
-    assert opened_by(lambda index: imread(str(tmp_path / "a.png"))) == ["a.png"]  # noqa: F821
-    assert imread is cv2.imread  # noqa: F821
+    module = types.ModuleType("reads")
+    module.imread, module.__file__ = cv2.imread, str(tmp_path / "reads.py")  # from cv2 import imread
+    monkeypatch.setitem(sys.modules, "reads", module)
+    assert opened_by(lambda index: module.imread(str(tmp_path / "a.png"))) == ["a.png"]
+    assert module.imread is cv2.imread
 
 
 @pytest.mark.filterwarnings("ignore:The image decoding:DeprecationWarning")

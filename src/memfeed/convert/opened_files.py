@@ -27,6 +27,7 @@ MOST_FILES = 4096
 _WRITES = os.O_WRONLY | os.O_RDWR
 _NO_DATA = (*LIBRARIES, sys.prefix, sys.base_prefix, "/proc", "/sys", "/dev")
 _CODE = (".py", ".pyc", ".so")
+_MEMFEED = os.path.dirname(os.path.dirname(__file__))
 
 _READERS = (
     *(("cv2", name) for name in ("imread", "imreadmulti", "VideoCapture")),
@@ -220,15 +221,25 @@ def _replace(count: int) -> None:
                 _replaced[place] = function
                 own[id(function)] = reader = _OF_THREADS.get(place, _Reader)(*place, function)
                 setattr(owner, name, reader)
-        for module in _modules_of_user(len(sys.modules)) if own else ():
-            variables = vars(sys.modules.get(module, types))
-            for name in [name for name, value in list(variables.items()) if id(value) in own]:
-                _replaced[module, name] = variables[name]
-                setattr(sys.modules[module], name, own[id(variables[name])])
+        for module, name in _names_of_user(len(sys.modules)) if own else ():
+            function = vars(sys.modules.get(module, types)).get(name)
+            if id(function) in own:
+                _replaced[module, name] = function
+                setattr(sys.modules[module], name, own[id(function)])
 
 
 @functools.lru_cache(1)
-def _modules_of_user(count: int) -> list[str]:
-    return [
-        name for name, one in list(sys.modules.items()) if isinstance(one, types.ModuleType) and not is_library(one)
-    ]
+def _names_of_user(count: int) -> list[tuple[str, str]]:
+    """Return the variables of the user's modules that may be a function of `_READERS`, for a number of modules."""
+    own = {id(one) for one in _replaced.values()}
+    found = []
+    for module, one in list(sys.modules.items()):
+        if isinstance(one, types.ModuleType):
+            file = vars(one).get("__file__")
+            if not (isinstance(file, str) and file.startswith((*LIBRARIES, _MEMFEED))) and not is_library(one):
+                found += [
+                    (module, name)
+                    for name, value in list(vars(one).items())
+                    if id(value) in own or type(value) is _Reader
+                ]
+    return found
