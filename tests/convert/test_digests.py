@@ -6,7 +6,9 @@ import datetime
 import decimal
 import enum
 import logging
+import os
 import random
+import signal
 import subprocess
 import sys
 import threading
@@ -445,6 +447,25 @@ def test_tensors_of_a_list_are_hashed_as_each_of_them_is():
         digests._feed(other, value, budgets[1], 1)
     assert one.hexdigest() == other.hexdigest()
     assert (budgets[0].values, budgets[0].bytes) == (budgets[1].values, budgets[1].bytes)
+
+
+def test_a_time_limit_of_the_caller_is_not_data_that_cannot_be_read():
+    """It was swallowed, and what it came in was not compared."""
+
+    def too_long(*_):
+        raise TimeoutError
+
+    class Slow(os.PathLike):
+        def __fspath__(self):
+            signal.raise_signal(signal.SIGALRM)
+            return "name"
+
+    before = signal.signal(signal.SIGALRM, too_long)
+    try:
+        with pytest.raises(TimeoutError):
+            hash_value(Slow())
+    finally:
+        signal.signal(signal.SIGALRM, before)
 
 
 def test_some_entries_of_a_large_dict_are_hashed():

@@ -33,6 +33,7 @@ from memfeed.convert.plain_data import (
 )
 from memfeed.schema.tensordicts import is_a
 from memfeed.schema.values import bytes_of
+from memfeed.system.signals import is_of_handler
 
 MOST_BYTES = 256 << 20  # of one attribute; of a larger one, parts are hashed
 MOST_VALUES = 400_000  # Python objects of one attribute that are visited one by one, about half a second
@@ -122,7 +123,9 @@ def hash_value(value: Any, some: int = 0) -> str | None:
             except _TooLargeError:
                 pass
         return PARTIAL + _hash(some_of(value, some or SOME))
-    except Exception:  # data that cannot be read now: a class of the user's, the memory of another device
+    except Exception as error:  # data that cannot be read now: a class of the user's, the memory of another device
+        if is_of_handler(error):
+            raise
         return None
 
 

@@ -7,8 +7,6 @@ from __future__ import annotations
 
 import os
 import re
-import signal
-import traceback
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, Literal
@@ -30,6 +28,7 @@ from memfeed.system.descriptors import separate_positions
 from memfeed.system.files import local_path
 from memfeed.system.mapped_memory import file_lookup
 from memfeed.system.messages import require
+from memfeed.system.signals import is_of_handler
 from memfeed.system.torch_loader import DataLoader
 from memfeed.tables.table_column import TableColumn
 
@@ -214,7 +213,7 @@ def read_sample(dataset: Any, index: int, watchdog: Watchdog, worker: int = 0) -
     ):  # of a column of a table; of a sample that is not as those that a cut was proven on
         raise
     except (Exception, SystemExit, GeneratorExit) as error:
-        if not watchdog.worker_count and (not isinstance(error, Exception) or _is_of_a_signal(error)):
+        if not watchdog.worker_count and (not isinstance(error, Exception) or is_of_handler(error)):
             # as plain indexing would: it ends the program, or a time limit of the caller's. A worker would end without
             # saying at which sample
             raise
@@ -224,12 +223,6 @@ def read_sample(dataset: Any, index: int, watchdog: Watchdog, worker: int = 0) -
         ) from error
     finally:
         watchdog.end_read(worker)
-
-
-def _is_of_a_signal(error: BaseException) -> bool:
-    """Return True if a handler of signals raised ``error``: then it says nothing about the sample."""
-    handlers = {getattr(signal.getsignal(number), "__code__", None) for number in signal.valid_signals()}
-    return any(frame.f_code in handlers for frame, _ in traceback.walk_tb(error.__traceback__))
 
 
 def next_sample(

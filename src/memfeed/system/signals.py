@@ -1,4 +1,4 @@
-"""SIGTERM as an exception that unwinds a block, and blocks during which SIGINT and SIGTERM are deferred.
+"""SIGTERM as an exception that unwinds a block, blocks that defer SIGINT and SIGTERM, and what handlers raise.
 
 A scheduler sends SIGTERM some seconds before it takes the machine away.
 """
@@ -9,6 +9,7 @@ import contextlib
 import os
 import signal
 import threading
+import traceback
 from collections.abc import Iterator
 from types import FrameType
 from typing import Any
@@ -136,3 +137,9 @@ def defer_signals() -> Iterator[None]:
         with contextlib.ExitStack() as stack:  # raise each signal, even if an earlier one raises an exception
             for received in deferred:
                 stack.callback(signal.raise_signal, received)
+
+
+def is_of_handler(error: BaseException) -> bool:
+    """Return True if a handler of signals raised ``error``: then it says nothing about what was done meanwhile."""
+    handlers = {getattr(signal.getsignal(number), "__code__", None) for number in signal.valid_signals()}
+    return any(frame.f_code in handlers for frame, _ in traceback.walk_tb(error.__traceback__))
