@@ -2,11 +2,16 @@
 
 import copy
 import pickle
+import signal
+import sys
+from contextlib import suppress
 from functools import cache, partial
+from itertools import count
 from types import SimpleNamespace
 
 import pytest
 
+from memfeed.loading import epoch
 from memfeed.loading.background import Pause, PausedError
 from memfeed.loading.epoch import EpochIterator, EpochProgress, IteratorPickledError, run_epoch, runs_of_epoch
 from memfeed.loading.gather_tasks import BatchGroup
@@ -18,6 +23,18 @@ class Policy(SimpleNamespace):
 
     def note(self, wait, step):
         return False
+
+
+@pytest.fixture
+def alarm():
+    """SIGALRM raises TimeoutError, as the time limit of a caller."""
+
+    def handle(number, frame):
+        raise TimeoutError
+
+    before = signal.signal(signal.SIGALRM, handle)
+    yield
+    signal.signal(signal.SIGALRM, before)
 
 
 def groups_from(position, failed=0, count=10, size=2):
@@ -134,6 +151,64 @@ def test_an_iterator_goes_on_after_an_error(threaded, error, lost):
             assert progress.position == (found[-1] + 1), "a state that is saved now has the batch"
     assert found == ([0, 1, 2, 5, 6, 7, 8] if lost else list(range(10)))
     assert (progress.finished, begun, progress.batches) == (True, [1], len(found))
+
+
+@pytest.mark.parametrize("has_workers", [False, True])
+def test_what_a_handler_of_signals_raises_is_no_error_of_a_batch(has_workers, alarm):
+    raised = []
+
+    def made(position, failed):
+        for group in groups_from(position, failed, size=1):
+            if group.batches[0] in (0, 4) and raised.count(group.batches[0]) < 2:
+                raised.append(group.batches[0])
+                signal.raise_signal(signal.SIGALRM)
+            yield group
+
+    progress, found = EpochProgress(has_workers=has_workers), []
+    policy = Policy(threaded=False, settled=True)
+    iterator = EpochIterator.from_iterable(
+        runs_of_epoch(progress, partial(run_epoch, progress, cache(lambda _: made), lambda: policy, 2, Pause()))
+    )
+    while not progress.finished:
+        with suppress(TimeoutError):
+            for batch in iterator:
+                found.append(batch)  # noqa: PERF402
+    assert found == (list(range(10)) if has_workers else [1, 2, 3, 5, 6, 7, 8, 9])
+
+
+def test_an_interrupt_at_any_call_ends_no_epoch():
+    """A signal is handled where a function begins or goes on."""
+
+    def batches(interrupted):
+        calls = count()
+
+        def interrupt(frame, event, _):
+            if event == "call" and frame.f_code.co_filename == epoch.__file__ and next(calls) == interrupted:
+                raise KeyboardInterrupt
+
+        progress, found = EpochProgress(), []
+        policy = Policy(threaded=False, settled=True)
+        begin = cache(lambda _: groups_from)
+        iterator = EpochIterator.from_iterable(
+            runs_of_epoch(progress, partial(run_epoch, progress, begin, lambda: policy, 2, Pause()))
+        )
+        for _ in range(11):
+            sys.setprofile(interrupt)
+            try:
+                found.append(next(iterator, None))
+            except KeyboardInterrupt:
+                continue
+            finally:
+                sys.setprofile(None)
+        return found, next(calls)
+
+    whole, call_count = batches(None)
+    assert whole == [*range(10), None]
+    assert call_count > 10
+    for interrupted in range(call_count):
+        found, _ = batches(interrupted)
+        assert found == whole[: len(found)]
+        assert len(found) == 10, interrupted
 
 
 def test_iterators_have_a_length_and_are_not_pickled():

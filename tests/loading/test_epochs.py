@@ -1,5 +1,9 @@
 """Positions, states and figures of the epochs of a loader, without a thread."""
 
+import signal
+import warnings
+from functools import partial
+
 import pytest
 import torch
 from torch.utils.data import RandomSampler, Sampler, default_collate
@@ -209,6 +213,31 @@ def test_a_batch_that_failed_may_be_skipped(store):
         next(iterator)
     loader.skip(1)
     assert rows([next(iterator)]) == [[8, 9, 10, 11]], "not two batches"
+
+
+@pytest.mark.parametrize(("workers", "next_rows"), [(0, [8, 9, 10, 11]), (2, [4, 5, 6, 7])])
+@pytest.mark.parametrize("options", [{"shuffle": False}, {"sampler": range(22)}])
+def test_a_time_limit_of_the_caller_keeps_the_batch_that_was_due(store, workers, next_rows, options):
+    """As from a DataLoader, whose workers go on; without workers its batch is lost."""
+
+    def too_long(*_):
+        raise TimeoutError
+
+    calls = iter([lambda: 0, partial(signal.raise_signal, signal.SIGALRM)])
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        loader = memfeed.Loader(
+            store, 4, num_workers=workers, transform=lambda batch: (next(calls, int)(), batch)[1], **options
+        )
+    before = signal.signal(signal.SIGALRM, too_long)
+    try:
+        iterator = iter(loader)
+        assert rows([next(iterator)]) == [[0, 1, 2, 3]]
+        with pytest.raises(TimeoutError):
+            next(iterator)
+    finally:
+        signal.signal(signal.SIGALRM, before)
+    assert rows([next(iterator)]) == [next_rows]
 
 
 @pytest.mark.parametrize("argument", ["transform", "collate_fn"])

@@ -129,6 +129,7 @@ def resolve(source: Source, given: Arguments) -> Reading:
         padded=padded_fields(given.pad, store.schema),
         by_length=by_length,
         is_of_dataset=source.is_filled,
+        has_workers=given.num_workers > 0,
     )
     check_settings(settings)
     return Reading(store, settings, rows, batches, clock, is_rebuilt, name)

@@ -11,6 +11,7 @@ import weakref
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
+from operator import itemgetter
 from time import perf_counter
 from typing import Any, NoReturn
 
@@ -23,6 +24,7 @@ from memfeed.loading.gather_tasks import BatchGroup
 from memfeed.loading.position import Position, SamplerPosition
 from memfeed.system import openmp
 from memfeed.system.messages import say_once
+from memfeed.system.signals import is_of_handler
 from memfeed.system.threads import has_no_thread
 
 MEASURED_BATCHES = 12
@@ -95,6 +97,8 @@ class EpochProgress:
         finished: whether the end was reached.
         moved: ``position`` was changed from outside, and the iterator continues from there.
         failed: batches after ``position`` that raised an exception in place of being given.
+        has_workers: what a handler of signals raises (``signal.alarm``) is no error of a batch: DataLoader's workers
+            make it meanwhile.
         batches, samples: given so far by this iterator.
         seconds: from the first batch to the last.
         wait_seconds: the part of that which ``next`` took.
@@ -107,6 +111,7 @@ class EpochProgress:
     finished: bool = False
     moved: bool = False
     failed: int = 0
+    has_workers: bool = False
     batches: int = 0
     samples: int = 0
     seconds: float = 0.0
@@ -160,13 +165,14 @@ Start = Callable[[Position | None, int], Iterator[BatchGroup]]
 
 
 def runs_of_epoch(progress: EpochProgress, run: Callable[[], Iterator[Any]]) -> Iterator[Iterator[Any]]:
-    """Yield what ``run`` gives of the batches of an epoch: once, and again whenever it was ended by an exception.
+    """Iterate over what ``run`` gives of the batches of an epoch: once, and again whenever an exception ended it.
 
     So an iterator goes on after one, as DataLoader's does: after the batch that failed, or with the batch that an
-    interrupt kept from the caller.
+    interrupt, or a time limit of the caller, kept from the caller. No line of Python runs here: a signal that comes in
+    one would end a generator, and with it the epoch.
     """
-    while not progress.finished:
-        yield run()
+    unfinished = iter(partial(getattr, progress, "finished"), True)
+    return map(itemgetter(1), zip(unfinished, iter(run, None), strict=False))
 
 
 def run_epoch(
@@ -232,7 +238,8 @@ def run_epoch(
     except BaseException as error:
         if isinstance(source, Background):
             source.stop()  # a traceback that is kept would keep its thread
-        progress.failed += isinstance(error, Exception) and not isinstance(error, PausedError)
+        is_of_batch = isinstance(error, Exception) and not isinstance(error, PausedError)
+        progress.failed += is_of_batch and not (progress.has_workers and is_of_handler(error))
         raise
 
 

@@ -91,6 +91,7 @@ class Epochs:
         shards = self.shards(settings)
         warn_about_ranks(shards, self._world_size, "batches" if settings.by_length else "rows")
         self._start_clock(progress, settings, shards)
+        progress.has_workers = settings.has_workers
         epoch, seed = progress.epoch, clock.resolve_seed(shards.world_size)
         if cuts is not None:
             if not settings.has_own_order:

@@ -110,6 +110,7 @@ class Settings:
         padded: the jagged fields that come padded, with a mask.
         by_length: batches are drawn by the lengths of their rows, and differ in size.
         is_of_dataset: the loader was made of a dataset, and reads the store of its samples.
+        has_workers: num_workers is not 0: what a handler of signals raises in the caller is no error of a batch.
     """
 
     batch_size: int | None
@@ -130,6 +131,7 @@ class Settings:
     padded: Sequence[PaddedField] = ()
     by_length: bool = False
     is_of_dataset: bool = False
+    has_workers: bool = False
 
     @property
     def has_own_order(self) -> bool:
