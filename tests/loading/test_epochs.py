@@ -10,6 +10,7 @@ from torch.utils.data import RandomSampler, Sampler, default_collate
 
 import memfeed
 from memfeed.errors import LoaderError
+from memfeed.loading.epoch_reader import EpochReader
 from memfeed.order.choice import Blocks
 from support import Made, cache
 
@@ -238,6 +239,20 @@ def test_a_time_limit_of_the_caller_keeps_the_batch_that_was_due(store, workers,
     finally:
         signal.signal(signal.SIGALRM, before)
     assert rows([next(iterator)]) == [next_rows]
+
+
+def test_an_interrupt_of_the_start_of_an_epoch_uses_no_epoch(store, monkeypatch):
+    def interrupted(*_):
+        monkeypatch.undo()
+        raise KeyboardInterrupt
+
+    expected = rows(memfeed.Loader(store, 4, shuffle=True, seed=1))
+    loader = memfeed.Loader(store, 4, shuffle=True, seed=1)
+    monkeypatch.setattr(EpochReader, "prepare_epoch", interrupted)
+    iterator = iter(loader)
+    with pytest.raises(KeyboardInterrupt):
+        next(iterator)
+    assert rows(iterator) == expected
 
 
 @pytest.mark.parametrize("argument", ["transform", "collate_fn"])

@@ -90,7 +90,8 @@ class Epochs:
             self.policy = _new_policy(settings, self._reading.store)
         shards = self.shards(settings)
         warn_about_ranks(shards, self._world_size, "batches" if settings.by_length else "rows")
-        self._start_clock(progress, settings, shards)
+        if progress.epoch < 0:  # else an exception ended this call before, and it is the same epoch
+            self._start_clock(progress, settings, shards)
         progress.has_workers = settings.has_workers
         epoch, seed = progress.epoch, clock.resolve_seed(shards.world_size)
         if cuts is not None:
