@@ -1,6 +1,7 @@
 """A dataset that changes while a loader serves its store is noticed when the next epoch begins."""
 
 import copy
+import itertools
 import json
 import pickle
 import random
@@ -512,6 +513,30 @@ def test_what_reading_changes_is_no_alarm(path, filled):
             assert len(list(loader)) == 6
         loader.store.finish()
         assert len(cache(Keeping(), path)) == 300
+
+
+class Keeping:
+    """A step as those of albumentations: it keeps what it drew, and nothing after a call without a draw."""
+
+    def __init__(self):
+        self.params = {}
+
+    def __call__(self, image):
+        self.params = {"alpha": random.random()}
+        return image * self.params["alpha"]
+
+
+def test_a_step_that_keeps_nothing_after_some_reads_is_no_alarm():
+    dataset = Labelled()
+    dataset.transform = Keeping()
+    watched = Watched(dataset, None)
+    watched.follow()  # no read until now has drawn
+    dataset.transform(1.0)
+    assert watched.changed() == ("len(dataset.transform.params) is 1, and was 0", True)
+    each_draws = map(dataset.transform, itertools.repeat(1.0, 8))
+    assert watched.changed(each_draws) is None
+    dataset.transform.params = {}
+    assert watched.changed(each_draws) is None
 
 
 def test_generators_stay_and_nothing_is_read_in_a_thread(path):

@@ -43,10 +43,15 @@ class State(NamedTuple):
         )
 
     def changed_until(self, later: State) -> set[str]:
-        """Return the attributes that differ in a later state, or that only one of the two has."""
+        """Return the attributes that differ in a later state, or that only one of the two has.
+
+        With an entry the length of its container differs too: it may be empty after some reads, of a step that draws
+        with a probability.
+        """
         stays = self.stable(later)
         both = {*self.digests, *self.settings, *later.digests, *later.settings}
-        return both - {path for path in both if path in stays.digests or path in stays.settings}
+        changed = both - {path for path in both if path in stays.digests or path in stays.settings}
+        return changed | {f"len({path.rpartition('[')[0]})" for path in changed if path[-1:] == "]"}
 
     def without(self, paths: set[str]) -> State:
         """Return this state without some attributes."""
