@@ -522,8 +522,8 @@ class Keeping:
         self.params = {}
 
     def __call__(self, image):
-        self.params = {"alpha": random.random()}
-        return image * self.params["alpha"]
+        self.params = {"shape": (1, 1)}
+        return image
 
 
 def test_a_step_that_keeps_nothing_after_some_reads_is_no_alarm():

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from memfeed.convert.dataset_settings import EMPTY, settings_of
+from memfeed.convert.dataset_settings import EMPTY, is_replaced, settings_of
 from memfeed.convert.digests import PARTIAL, SOME, Digest, differ_in_all, digest_attributes
 from memfeed.convert.file_digests import digest_files, digest_single_files
 from memfeed.convert.opened_files import OpenedFiles
@@ -45,13 +45,13 @@ class State(NamedTuple):
     def changed_until(self, later: State) -> set[str]:
         """Return the attributes that differ in a later state, or that only one of the two has.
 
-        With an entry the length of its container differs too: it may be empty after some reads, of a step that draws
-        with a probability.
+        The length of a container that another object replaced counts too: a step may put there what it drew, and an
+        empty one after a call without a draw.
         """
         stays = self.stable(later)
         both = {*self.digests, *self.settings, *later.digests, *later.settings}
         changed = both - {path for path in both if path in stays.digests or path in stays.settings}
-        return changed | {f"len({path.rpartition('[')[0]})" for path in changed if path[-1:] == "]"}
+        return changed | {path for path, one in self.settings.items() if is_replaced(one, later.settings.get(path))}
 
     def without(self, paths: set[str]) -> State:
         """Return this state without some attributes."""

@@ -59,6 +59,18 @@ class _OfClass:
         return f"{self._value!r} in its class"
 
 
+class _Length(int):
+    """The length of a container in a pipeline, with the container."""
+
+    container: Any
+
+
+def is_replaced(length: Any, later: Any) -> bool:
+    """Return True for the lengths of two containers, of which the later one stands where the other one was."""
+    are_lengths = isinstance(length, _Length) and isinstance(later, _Length)
+    return are_lengths and length.container is not later.container
+
+
 def settings_of(dataset: Any, places: Sequence[CallablePlace] = ()) -> dict[str, Any]:
     """Return the numbers, text and classes of the pipelines of a dataset, and of those inside it, by their paths.
 
@@ -159,7 +171,8 @@ def _collect(value: Any, path: str, found: dict[str, Any], seen: set[int], depth
         return
     seen.add(id(value))
     if isinstance(value, list | tuple | set | frozenset | Mapping):
-        found[f"len({path})"] = len(value)
+        found[f"len({path})"] = length = _Length(len(value))
+        length.container = value
         if len(value) > MOST_SETTINGS // 100 or isinstance(value, set | frozenset):
             found[path] = hash_value(value, SOME if len(value) > MOST_ENTRIES else 0)
             return
