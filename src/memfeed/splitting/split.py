@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import operator
 import time
 import timeit
@@ -9,6 +10,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +34,8 @@ from memfeed.system.messages import format_bytes
 from memfeed.transforms import Compose
 
 WATCH_SHARE = 0.02  # of the time
-COST_SECONDS, COST_REPEATS = 0.02, 3  # of comparing the random part with the whole sample
+COST_SECONDS, COST_REPEATS = 0.1, 3  # of comparing the random part with the whole sample
+COST_RATIO = 1.2  # less is within the noise of these few repeats
 _WATCH_SEED = 7_919
 
 Keep = int | str | None
@@ -222,21 +225,25 @@ def _choice(proof: Proof, keep: Keep, folder: str) -> tuple[Keep, str]:
 
 
 def _cost(proof: Proof) -> str:
-    """Return a phrase if a random part that is made sample by sample takes as long as to read the sample, else ""."""
+    """Return a phrase if a random part that is made sample by sample takes longer than to read the sample, else ""."""
     cut, seconds = proof.cut, [0.0, 0.0]
     states = cut.generators.save()
     try:
         for index, read in proof.reads.items():
             pattern = cut.patterns[cut.known(read) or 0]
             again = partial(cut.rebuild, pattern, from_parts(pattern, to_parts(pattern, read.leaves)))
-            for at, make in enumerate((again, partial(operator.getitem, cut.dataset, index))):
+            makes, best = (again, partial(operator.getitem, cut.dataset, index)), [math.inf, math.inf]
+            for _, at in product(range(COST_REPEATS), range(2)):  # in turns
                 cut.generators.seed(index)
-                seconds[at] += min(timeit.repeat(make, number=1, repeat=COST_REPEATS))
+                # the random part waits for nothing; of the time of day, on busy cores, it would have that of others
+                timer = time.perf_counter if at else time.thread_time
+                best[at] = min(best[at], timeit.timeit(makes[at], timer=timer, number=1))
+            seconds = [one + other for one, other in zip(seconds, best, strict=True)]
             if sum(seconds) > COST_SECONDS:
                 break
     finally:
         cut.generators.restore(states)
-    if seconds[0] < seconds[1]:
+    if seconds[0] < COST_RATIO * seconds[1]:
         return ""
     return (
         f"; made sample by sample, the random part takes {seconds[0] / seconds[1]:.1f} times as long as a whole sample "
