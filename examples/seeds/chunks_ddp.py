@@ -32,6 +32,7 @@ def train(rank, loaders):
 
 
 if __name__ == "__main__":
+    torch.manual_seed(0)  # a second run finds the same data
     data = {"x": torch.randn(ROWS, 8), "row": torch.arange(ROWS)}
     store = memfeed.cache(data, "rows.mf", progress=False)
     chunks = torch.arange(ROWS).chunk(RANKS)

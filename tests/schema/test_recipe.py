@@ -199,6 +199,15 @@ def test_fills_of_images_whose_channels_vary_are_not_refused():
     assert not recipe_problem([step], fields)
 
 
+def test_a_fill_for_other_channels_than_an_image_has_is_refused_when_it_is_used(store):
+    made = make_pipeline(
+        [RecipeStep(name="RandomCrop", arguments={"size": 4, "padding": 9, "fill": [1] * 9}, on=(("varied",),))]
+    )
+    with pytest.raises(TransformError, match=r"found fill=.* for an image with 3 channels; expected one number"):
+        for epoch in range(50):  # a window that lies within an image needs no fill
+            made.apply(store[[0]], Keys(0, epoch, torch.tensor([0])))
+
+
 def test_the_table_has_the_arguments_of_the_classes():
     for name, described in TRANSFORMS.items():
         taken = inspect.signature(getattr(transforms, name).__init__).parameters

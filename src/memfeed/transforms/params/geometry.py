@@ -15,6 +15,7 @@ import torch
 from numpy.typing import NDArray
 from torch.nn.functional import grid_sample
 
+from memfeed.errors import TransformError
 from memfeed.transfer.packing import upload
 
 Fill: TypeAlias = "float | Sequence[float]"
@@ -60,10 +61,16 @@ class Geometry(Imagewise):
 
 
 def filled(fill: Fill, shape: Sequence[int], like: torch.Tensor) -> torch.Tensor:
-    """Return a tensor [c, ...] of one number, or one per channel, with the dtype and device of `like`."""
-    values = (
-        upload(torch.as_tensor(fill, device="cpu"), like.device).to(like.dtype).reshape(-1, *[1] * (len(shape) - 1))
-    )
+    """Return a tensor [c, ...] of one number, or one per channel, with the dtype and device of `like`.
+
+    Raises TransformError for another number of values: some images of a field may have other channels than its first.
+    """
+    given = torch.as_tensor(fill, device="cpu")
+    if given.numel() not in (1, shape[0]):
+        raise TransformError(
+            f"found fill={fill!r} for an image with {shape[0]} channels; expected one number, or one per channel"
+        )
+    values = upload(given, like.device).to(like.dtype).reshape(-1, *[1] * (len(shape) - 1))
     return values.expand(*shape).clone()
 
 
