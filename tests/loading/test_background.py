@@ -66,6 +66,7 @@ def test_an_exception_comes_where_the_item_would_have_with_its_own_traceback():
 
     ahead = Background(fails(), 5)
     assert next(ahead) == 1
+    gc.collect()  # what other tests left: for the workers of a DataLoader, 5 s are waited
     began = time.monotonic()
     with pytest.raises(KeyError, match="mine") as caught:
         next(ahead)
