@@ -19,6 +19,7 @@ import torch
 from PIL import Image
 from torch.utils.data import Dataset
 
+from memfeed.convert import opened_files
 from memfeed.convert.changes import differ
 from memfeed.convert.file_digests import digest_files
 from memfeed.convert.opened_files import OpenedFiles
@@ -138,12 +139,15 @@ def test_what_threads_of_a_sample_open(tmp_path, begun, form):
     assert own == (threading.Thread.start, ThreadPoolExecutor.submit)
 
 
-def test_a_name_that_a_module_has_for_a_function(tmp_path, monkeypatch):
+@pytest.mark.parametrize(("name", "file"), [("reads", "reads.py"), ("__mp_main__", None)])  # of a notebook: no file
+def test_a_name_that_a_module_has_for_a_function(tmp_path, monkeypatch, name, file):
     cv2 = pytest.importorskip("cv2")
+    opened_files._names_of_user.cache_clear()
     Image.new("RGB", (4, 4)).save(tmp_path / "a.png")
-    module = types.ModuleType("reads")
-    module.imread, module.__file__ = cv2.imread, str(tmp_path / "reads.py")  # from cv2 import imread
-    monkeypatch.setitem(sys.modules, "reads", module)
+    module = types.ModuleType(name)
+    module.imread = cv2.imread  # from cv2 import imread
+    module.__file__ = file and str(tmp_path / file)
+    monkeypatch.setitem(sys.modules, name, module)
     assert opened_by(lambda index: module.imread(str(tmp_path / "a.png"))) == ["a.png"]
     assert module.imread is cv2.imread
 

@@ -3,8 +3,6 @@
 import copy
 import inspect
 import pickle
-import subprocess
-import sys
 import threading
 import warnings
 
@@ -654,20 +652,3 @@ def test_a_state_that_a_framework_marks_as_finished_leads_to_the_next_epoch(stor
     other.load_state_dict(state | {"_iterator_finished": True})
     loader.set_epoch(1)
     assert rows(other) == rows(loader)
-
-
-REPLACED = """
-import sys, torch, memfeed
-torch.utils.data.DataLoader = lambda dataset, size: memfeed.Loader(dataset, size, cache=sys.argv[1])
-class Rows(torch.utils.data.Dataset):
-    def __len__(self):
-        return 4
-    def __getitem__(self, i):
-        return torch.tensor(i)
-print([batch.tolist() for batch in torch.utils.data.DataLoader(Rows(), 2)])
-"""
-
-
-def test_a_program_may_replace_the_dataloader_of_torch(tmp_path):
-    command = [sys.executable, "-c", REPLACED, tmp_path / "s.mf"]  # before memfeed has imported its modules
-    assert subprocess.check_output(command, text=True, stderr=subprocess.DEVNULL) == "[[0, 1], [2, 3]]\n"

@@ -9,6 +9,7 @@ from torch.utils.data.dataloader import DataLoader
 from memfeed.system import torch_loader
 
 PROGRAM = """
+import sys
 import torch.utils.data
 
 def load(*args, **options):
@@ -33,6 +34,8 @@ class Stream(torch.utils.data.IterableDataset):
 
 theirs = torch.utils.data.DataLoader
 torch.utils.data.DataLoader = torch.utils.data.dataloader.DataLoader = {name}
+batches = load(Rows(torch.tensor), 2, cache=sys.argv[1])
+assert [batch.tolist() for batch in batches] == [[0, 1], [2, 3], [4, 5]]
 for dataset in (Rows(int), Rows(lambda i: torch.rand(2) + i), Rows(lambda i: [object()] * (i + 1)), Stream()):
     for worker_count in (0, 1):
         loader = load(dataset, 2, num_workers=worker_count, collate_fn=list)
@@ -41,13 +44,17 @@ for dataset in (Rows(int), Rows(lambda i: torch.rand(2) + i), Rows(lambda i: [ob
 """
 
 
+def run(program, *arguments):
+    done = subprocess.run([sys.executable, "-c", program, *arguments], capture_output=True, text=True, timeout=100)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
 def test_it_is_torchs():
     assert torch_loader.DataLoader is DataLoader
+    assert "torch.utils.data.dataloader" in run("import memfeed.system.torch_loader as t; print(t.DataLoader)")
 
 
 @pytest.mark.parametrize("name", ["load", "Own"])
-def test_a_program_that_has_replaced_it(name):
-    run = subprocess.run(
-        [sys.executable, "-c", PROGRAM.replace("{name}", name)], capture_output=True, text=True, timeout=100
-    )
-    assert run.stdout == "3" * 8, run.stderr
+def test_a_program_that_has_replaced_it(name, tmp_path):
+    assert run(PROGRAM.replace("{name}", name), str(tmp_path / "s.mf")) == "3" * 8

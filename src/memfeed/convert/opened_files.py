@@ -232,14 +232,17 @@ def _replace(count: int) -> None:
 def _names_of_user(count: int) -> list[tuple[str, str]]:
     """Return the variables of the user's modules that may be a function of `_READERS`, for a number of modules."""
     own = {id(one) for one in _replaced.values()}
-    found = []
-    for module, one in list(sys.modules.items()):
-        if isinstance(one, types.ModuleType):
-            file = vars(one).get("__file__")
-            if not (isinstance(file, str) and file.startswith((*LIBRARIES, _MEMFEED))) and not is_library(one):
-                found += [
-                    (module, name)
-                    for name, value in list(vars(one).items())
-                    if id(value) in own or type(value) is _Reader
-                ]
-    return found
+    return [
+        (module, name)
+        for module, one in list(sys.modules.items())
+        if isinstance(one, types.ModuleType) and _is_of_user(module, one)
+        for name, value in list(vars(one).items())
+        if id(value) in own or type(value) is _Reader
+    ]
+
+
+def _is_of_user(name: str, module: types.ModuleType) -> bool:
+    """Return True for the program, also in a notebook, where it has no file, and for modules of no library."""
+    file = vars(module).get("__file__")
+    is_known = isinstance(file, str) and file.startswith((*LIBRARIES, _MEMFEED))  # most are, and this is fast
+    return name in ("__main__", "__mp_main__") or (not is_known and not is_library(module))

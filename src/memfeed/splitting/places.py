@@ -22,6 +22,7 @@ from memfeed.splitting.module_names import named_by, with_names
 Key = tuple[str, Any]
 """("attribute", its name), ("item", index or key of a list or dict), ("method", its name), or ("global", its name)."""
 _DEEPEST = 8
+_CONTAINERS = (dict, list, tuple, torch.nn.ModuleList)
 _VALUES = {str, bytes, bool, int, float, type(None)}
 _MOST = 256  # items of a container that are looked at
 _MOST_HELPERS = 16  # parts of a container with objects of the program: longer ones hold records
@@ -196,16 +197,21 @@ def _is_owner(value: Any) -> bool:
 
     Each container is looked into once: records may refer to one another.
     """
+    if not isinstance(value, _CONTAINERS):
+        return _is_dataset(value)
     left, seen = [(value, 0)], set[int]()
     while left:
-        one, depth = left.pop()
-        is_container = isinstance(one, dict | list | tuple | torch.nn.ModuleList)
-        if (depth and (is_pipeline(one) or _is_dataset(one))) or (not is_container and _is_dataset(one)):
-            return True
-        if is_container and id(one) not in seen and depth <= _DEEPEST:
-            seen.add(id(one))
-            parts = list(islice(one.values() if isinstance(one, dict) else one, _MOST))
-            left += [(part, depth + 1) for part in parts if type(part) not in _VALUES]
+        container, depth = left.pop()
+        if id(container) in seen or depth > _DEEPEST:
+            continue
+        seen.add(id(container))
+        for part in islice(container.values() if isinstance(container, dict) else container, _MOST):
+            if type(part) in _VALUES:
+                continue
+            if is_pipeline(part) or _is_dataset(part):
+                return True
+            if isinstance(part, _CONTAINERS):
+                left.append((part, depth + 1))
     return False
 
 

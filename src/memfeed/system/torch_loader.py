@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Generic
 
+import torch.utils.data.dataloader  # noqa: F401  # it makes the class
+
 if TYPE_CHECKING:
     from torch.utils.data.dataloader import DataLoader as DataLoader
 else:
