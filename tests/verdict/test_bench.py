@@ -180,6 +180,8 @@ def test_samples_without_numbers_cannot_be_read_in_turns(source):
     [
         ([1, 2], {"step": 3}, "found step=3; expected a function of a batch"),
         ([], {}, "found an empty dataset"),
+        (3, {}, r"found 3 \(int\); expected a dataset, or its DataLoader"),
+        (time, {}, "found <module 'time'.*expected a dataset"),
         ([1, 2], {"device": "meta"}, "expected cpu or cuda"),
         (DataLoader([1, 2]), {"batch_size": 4}, "found a DataLoader with batch_size="),
         (memfeed.Loader(torch.arange(4)), {}, "found a Loader, which memfeed reads already"),

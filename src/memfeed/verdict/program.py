@@ -18,7 +18,7 @@ import optree
 import torch
 from torch.utils.data import SequentialSampler, Subset, default_collate
 
-from memfeed.errors import LoaderError
+from memfeed.errors import LoaderError, brief
 from memfeed.loading.loader import Loader
 from memfeed.loading.sources import is_dataset
 from memfeed.store.store import Store
@@ -183,6 +183,8 @@ def describe(source: Any, step: Any, batch_size: int | None, worker_count: int |
     dataset: Any = source if loader is None else loader.dataset
     if isinstance(dataset, type):
         raise LoaderError(f"found the class {dataset.__name__} itself; expected a dataset, an object of it")
+    if not hasattr(dataset, "__iter__") and not hasattr(dataset, "__getitem__"):
+        raise LoaderError(f"found {brief(dataset)} ({type(dataset).__name__}); expected a dataset, or its DataLoader")
     if not hasattr(dataset, "__len__") or not hasattr(dataset, "__getitem__"):
         return f"the samples of {type(dataset).__name__} have no numbers, so that the same ones cannot be read in turns"
     if not len(dataset):
