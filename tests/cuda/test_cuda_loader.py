@@ -1,15 +1,17 @@
 """Loaders on a GPU: the contract of placements, the races of docs/notes/streams.md, graphs, the end of memory."""
 
+import contextlib
 import gc
 from functools import partial
 
 import pytest
 import torch
-from torch.utils.data import default_collate, default_convert
+from tensordict import TensorDict
+from torch.utils.data import Dataset, TensorDataset, default_collate, default_convert
 
 import test_placement
 from memfeed import Loader
-from memfeed.errors import LoaderError
+from memfeed.errors import LoaderError, StaleStoreError
 from memfeed.loading.sources import as_stores
 from memfeed.store.store import with_parts
 from memfeed.testing import TransferContract
@@ -202,6 +204,14 @@ def test_a_loader_that_is_dropped_gives_its_memory_back():
     assert torch.cuda.memory_allocated() - before < 1 << 20
 
 
+def take_all(held):
+    """Take the memory that is free on the device, in ever smaller parts."""
+    for nbytes in (1 << 20, 1 << 16, 512):
+        with contextlib.suppress(torch.cuda.OutOfMemoryError):
+            while True:
+                held.append(torch.empty(nbytes, dtype=torch.uint8, device="cuda"))
+
+
 class TestMemory:
     @pytest.fixture(autouse=True)
     def _little_memory(self):
@@ -216,13 +226,14 @@ class TestMemory:
         batches = iter(loader)
         found = [sums(next(batches)).cpu()]
 
+        held = []
+
         def rest():
-            held = []
+            with loader.paused():
+                take_all(held)  # the loader's next turn must fail: nothing is free, and nothing below takes memory
             for batch in batches:
-                held.append(batch[0])  # as a model that keeps memory
-                found.append(sums([part.cpu() for part in batch]))  # takes none: it is the loader's turn that must fail
-                if len(held) > 100:
-                    held.clear()
+                held.append(batch)  # as a model that keeps memory
+                found.append(sums([part.cpu() for part in batch]))
 
         total = torch.cuda.get_device_properties(0).total_memory
         torch.cuda.set_per_process_memory_fraction((torch.cuda.memory_reserved() + (8 << 20)) / total)
@@ -236,4 +247,61 @@ class TestMemory:
         row = torch.zeros(1, 1 << 20, dtype=torch.uint8)
         loader = Loader(row.expand(free // (1 << 20) + 64, -1), 8, device="cuda", placement="device")
         with pytest.raises(LoaderError, match="found placement 'device' for field .* would choose"):
+            next(iter(loader))
+
+
+class OnDevice(Dataset):
+    """Samples whose images are on the device, and whose numbers are not."""
+
+    def __init__(self):
+        self.images, self.labels = images(40, 8)[0].cuda(), list(range(40))
+
+    def __len__(self):
+        return 40
+
+    def __getitem__(self, i):
+        return self.images[i], self.labels[i]
+
+
+class TestDataOnTheDevice:
+    def check(self, loader, images):
+        for part, labels in loader:
+            assert part.is_cuda
+            assert labels.is_cuda
+            assert torch.equal(part.cpu(), images.cpu()[labels.cpu()])
+
+    def test_batches_of_such_samples_are_made_there(self, tmp_path, monkeypatch):
+        dataset, said = OnDevice(), []
+        monkeypatch.setattr("memfeed.loading.open_source.say_once", said.append)
+        for _ in range(2):  # the store is filled, then finished
+            loader = Loader(dataset, 8, shuffle=True, cache=tmp_path / "a.mf")
+            self.check(loader, dataset.images)
+            self.check(loader, dataset.images)
+        assert any("OnDevice has tensors on cuda:0, so all tensors of a batch are put there" in line for line in said)
+        assert not next(iter(Loader(dataset, 8, cache=tmp_path / "a.mf", device="cpu")))[0].is_cuda
+
+    def test_a_changed_value_in_its_memory_is_noticed(self, tmp_path):
+        dataset = OnDevice()
+        loader = Loader(dataset, 8, cache=tmp_path / "a.mf")
+        self.check(loader, dataset.images)
+        dataset.images[30, 0, 0, 0] += 1
+        with pytest.raises(StaleStoreError, match=r"dataset\.images has another content"):
+            next(iter(loader))
+        with pytest.raises(StaleStoreError, match="images"):
+            next(iter(Loader(dataset, 8, cache=tmp_path / "a.mf")))
+
+    @pytest.mark.parametrize("kind", [tuple, TensorDataset, TensorDict])
+    def test_columns_there_are_read_there(self, kind):
+        parts = images(40, 8)[0].cuda(), torch.arange(40).cuda()
+        if kind is TensorDict:
+            source = TensorDict({"0": parts[0], "1": parts[1]}, [40], device="cuda")
+            loader = Loader(source, 8, shuffle=True)
+            found = [(batch["0"], batch["1"]) for batch in loader]
+        else:
+            source = parts if kind is tuple else kind(*parts)
+            loader = Loader(source, 8, shuffle=True)
+            found = list(loader)
+        self.check(found, parts[0])
+        parts[0][3] += 1  # the loader has a copy
+        with pytest.raises(StaleStoreError, match="0 was replaced or changed"):
             next(iter(loader))

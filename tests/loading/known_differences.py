@@ -313,7 +313,8 @@ USE = (
     ),
     Known(
         "a Subset whose indices change, tensors in memory that are replaced (`dataset.tensors = ...`, `d['x'] = ...`)",
-        "StaleStoreError when the next epoch begins; values that change in place are read",
+        "StaleStoreError when the next epoch begins; values that change in place are read, "
+        "those of tensors on a GPU are a StaleStoreError too",
         "the loader reads the memory that it was given: make a new Loader",
         "-> memfeed's StaleStoreError",
         ways=["a Subset that changes"],

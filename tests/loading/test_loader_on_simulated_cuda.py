@@ -7,10 +7,13 @@ import zlib
 
 import pytest
 import torch
+from torch.utils._python_dispatch import _disable_current_modes
 
 import test_cuda_loader
 import test_placement
-from simulated_cuda import simulated
+from memfeed.building import commit
+from memfeed.schema import values
+from simulated_cuda import DeviceTensor, simulated
 from test_cuda_loader import *  # noqa: F403
 from test_cuda_loader import _few_batches_at_a_time, sources  # noqa: F401
 
@@ -29,6 +32,17 @@ def _cannot_be_simulated(request, monkeypatch):
     monkeypatch.setattr(
         "memfeed.transforms.backends.passes.gpu_kernel", lambda device: None
     )  # Triton needs a real device
+    write = commit.write_metadata
+
+    def write_on_the_cpu(*arguments):
+        with _disable_current_modes():  # tensordict makes tensors of its own class from memory
+            write(*arguments)
+
+    monkeypatch.setattr(commit, "write_metadata", write_on_the_cpu)
+    check = values.check_class
+    monkeypatch.setattr(
+        values, "check_class", lambda value, *where: isinstance(value, DeviceTensor) or check(value, *where)
+    )
 
 
 def seed_of(test):

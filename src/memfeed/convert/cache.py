@@ -307,6 +307,7 @@ def cache_one(dataset: Any, path: str | os.PathLike[str] | None, options: Conver
         watched.follow()
         store._backing.check_dataset = partial(require_unchanged, given, options, cut is not None)
         store._backing.dataset, store._backing.leaf_makers = watched.dataset, watched.leaf_makers
+        store._backing.device = watched.device if cut is None else cut.device
     return store if cut is None else with_rest(store, cut)
 
 

@@ -6,6 +6,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import torch
+
 from memfeed.convert.dataset_settings import EMPTY, is_replaced, settings_of
 from memfeed.convert.digests import PARTIAL, SOME, Digest, differ_in_all, digest_attributes
 from memfeed.convert.file_digests import digest_files, digest_single_files
@@ -77,6 +79,7 @@ class Watched:
         self.opened = None if target is None else OpenedFiles()  # by the samples that were probed
         self.inferred: Any = None  # of these samples
         self.leaf_makers: Mapping[Any, Callable[[Any], Any]] = {}  # of their arrays and PIL images
+        self.device: torch.device | None = None  # of their tensors, if it is not the CPU
         self.seconds = 0.0  # that one of them took
         self.checks = 0  # at the beginnings of epochs
         self.filled: list[str] = []  # attributes that were None or empty, and are not now: other data, or what was read

@@ -246,7 +246,7 @@ def _feed_tensors(hashed: Any, values: list[torch.Tensor], budget: _Budget, dept
     for value in values:
         try:
             array = value.numpy()
-        except (RuntimeError, TypeError):  # it needs a gradient, is sparse, or lies on another device
+        except (RuntimeError, TypeError):  # it needs a gradient, is sparse, or is on another device
             array = None
         if array is None or array.size < 2 or not array.flags.c_contiguous:
             _feed(hashed, value, budget, depth + 1)
@@ -285,12 +285,11 @@ def _feed_array(hashed: Any, array: Any, budget: _Budget, depth: int, described:
 
 
 def _as_bytes(tensor: torch.Tensor) -> Any:
-    if tensor.device.type != "cpu" or tensor.layout != torch.strided or tensor.is_nested or tensor.is_quantized:
-        raise TypeError("no memory of this process")
-    if type(tensor) is torch.Tensor and not (tensor.requires_grad or tensor.is_conj() or tensor.is_neg()):
-        return bytes_of(tensor)
-    plain = tensor.detach().as_subclass(torch.Tensor).resolve_conj().resolve_neg()
-    return bytes_of(plain)
+    if tensor.is_meta or tensor.layout != torch.strided or tensor.is_nested or tensor.is_quantized:
+        raise TypeError("no plain values")
+    if type(tensor) is not torch.Tensor or tensor.requires_grad or tensor.is_conj() or tensor.is_neg():
+        tensor = tensor.detach().as_subclass(torch.Tensor).resolve_conj().resolve_neg()
+    return bytes_of(tensor.cpu())
 
 
 def _ordered_set(values: Any) -> list[Any]:

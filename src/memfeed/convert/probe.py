@@ -24,7 +24,7 @@ from memfeed.convert.write_run import no_sample
 from memfeed.errors import SampleError, SchemaError
 from memfeed.schema import values
 from memfeed.schema.compare import leaves_like
-from memfeed.schema.containers import map_leaves
+from memfeed.schema.containers import device_of, map_leaves
 from memfeed.schema.fields import Schema
 from memfeed.schema.infer import Inferred, infer
 from memfeed.schema.tree import open_container, types_of
@@ -148,6 +148,7 @@ def probe_input(
             raise next(iter(probed.failed.values())) from None
     if given.watched is not None:
         given.watched.inferred, given.watched.seconds = inferred, probed.seconds
+        given.watched.device = device_of(probed.samples) if options.lazily else None
         if not options.types and given.kind == "map":
             given.watched.leaf_makers = makers_of(probed.samples, inferred.schema)
     types = types_of(probed.samples) + options.types

@@ -21,7 +21,7 @@ from memfeed.errors import (
 )
 from memfeed.loading.ranks import present_ranks
 from memfeed.loading.settings import Arguments, Require, as_int
-from memfeed.loading.sources import as_stores, has_own_transform, is_dataset, joined
+from memfeed.loading.sources import as_stores, device_of_columns, has_own_transform, is_dataset, joined
 from memfeed.schema.tensordicts import is_tensordict
 from memfeed.store.format import resolve
 from memfeed.store.memo_format import is_memo
@@ -42,7 +42,7 @@ class Source(NamedTuple):
 
     Args:
         store: all its rows.
-        device: of a TensorDict that is read in place, which its batches have too; None for others.
+        device: of the tensors that are read, which batches have too; None for the CPU.
         is_filled: the store was made of a map-style dataset, for this loader.
     """
 
@@ -67,10 +67,20 @@ class CannotCacheError(Exception):
 
 def open_source(dataset: Any, given: Arguments) -> Source:
     """Return the rows of ``dataset`` as one store. Raises LoaderError for what no loader reads."""
-    if is_dataset(dataset):
-        return Source(_fill_store(dataset, given), is_filled=True)
-    _check_forms(dataset, given)
-    return Source(joined(_beside_cache(dataset, given)), dataset.device if is_tensordict(dataset) else None)
+    is_filled = is_dataset(dataset)
+    if is_filled:
+        store = _fill_store(dataset, given)
+        device = store._backing.device
+    else:
+        _check_forms(dataset, given)
+        store = joined(_beside_cache(dataset, given))
+        device = device_of_columns(dataset)
+    if device is not None and given.device is None and not is_tensordict(dataset):
+        say_once(
+            f"memfeed: {type(dataset).__name__} has tensors on {device}, so all tensors of a batch are put there; "
+            "device='cpu' puts them on the CPU"
+        )
+    return Source(store, device, is_filled)
 
 
 def _fill_store(dataset: Any, given: Arguments) -> Store:

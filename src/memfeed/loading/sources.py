@@ -2,6 +2,7 @@
 
 Of several stores the rows come in turn, or mixed by weight. Indices, and tensors by memory, are compared with their
 state when the loader was made. Values in this memory are not compared: they may change, and are read as they are then.
+Of the memory of another device a copy is read, so a change there is an error.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from memfeed.errors import NO_LENGTH, LoaderError, SchemaError, StaleStoreError,
 from memfeed.order.choice import check_weights
 from memfeed.schema.codec import Int64Array
 from memfeed.schema.compare import common_schema
-from memfeed.schema.containers import reads_as
+from memfeed.schema.containers import device_of, reads_as
 from memfeed.schema.fields import Schema
 from memfeed.schema.names import Path, display
 from memfeed.schema.tensordicts import is_a, is_tensorclass, is_tensordict
@@ -282,7 +283,9 @@ def _watch_columns(source: Any) -> Callable[[], str]:
             return ""
         changes = [f"{display(path)} is new" for path in now if path not in before]
         changes += [f"{display(path)} was removed" for path in held if path not in now]
-        changes += [f"{display(path)} was replaced" for path in held if path in now and now[path] != before[path]]
+        changes += [
+            f"{display(path)} was replaced or changed" for path in held if path in now and now[path] != before[path]
+        ]
         return listed(changes)
 
     return change
@@ -308,10 +311,24 @@ def _parts(value: Any, path: Path = ()) -> Iterator[tuple[Path, Any]]:
         yield from _parts(part, (*path, key))
 
 
+def device_of_columns(source: Any) -> torch.device | None:
+    """Return the device of the tensors of columns that are read in place; None for the CPU, and for stores.
+
+    Raises SchemaError for several devices.
+    """
+    if is_tensordict(source):
+        return source.device  # type: ignore[no-any-return]
+    return device_of([part for _, part in _parts(source) if isinstance(part, torch.Tensor)])
+
+
 def _memory(part: Any) -> Any:
-    """Return a key that is equal for the same memory with the same dtype, shape and strides."""
+    """Return a key that is equal for the same memory with the same dtype, shape and strides.
+
+    A loader reads a copy of a tensor on another device, so the key has its version too, which changes with its values.
+    """
     if isinstance(part, torch.Tensor) and part.layout == torch.strided and not part.is_nested:
-        return part.data_ptr(), part.shape, part.stride(), part.dtype
+        version = None if part.device.type == "cpu" or part.is_inference() else part._version
+        return part.data_ptr(), part.shape, part.stride(), part.dtype, version
     if isinstance(part, np.ndarray):
         return part.__array_interface__["data"], part.shape, part.strides, part.dtype
     if is_a(part, "tensordict", "LazyStackedTensorDict"):

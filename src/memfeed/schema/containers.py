@@ -146,6 +146,18 @@ def tensors_in(tree: Any) -> Iterator[torch.Tensor]:
                 yield from tensors_in(value)
 
 
+def device_of(tree: Any) -> torch.device | None:
+    """Return the device that tensors of ``tree`` are on, other than the CPU; None if all are on the CPU.
+
+    Raises SchemaError for tensors of several such devices.
+    """
+    found = {tensor.device for tensor in tensors_in(tree) if tensor.device.type not in ("cpu", "meta")}
+    if len(found) > 1:
+        names = " and ".join(sorted(map(str, found)))
+        raise SchemaError(f"found tensors on {names}; expected those of a sample on one device: move them there")
+    return next(iter(found), None)
+
+
 def open_any(value: Any, is_leaf: IsLeaf = None) -> tuple[Any, Callable[[Any], Any]] | None:
     """Return the content of a container as a list or dict, and a function that builds one of other content.
 

@@ -14,9 +14,11 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch.utils.data import Dataset
 
 from memfeed.errors import SchemaError, SplitError, listed
+from memfeed.schema.containers import device_of
 from memfeed.schema.names import display
 from memfeed.schema.recipe import RecipeStep
 from memfeed.splitting.cut import Cut
@@ -51,6 +53,7 @@ class Split:
         recipe: `transform` as a store keeps it.
         keep: how images are stored.
         line: what was cut where, for people.
+        device: of the tensors of whole samples, if it is not the CPU.
     """
 
     dataset: CutDataset
@@ -58,6 +61,7 @@ class Split:
     recipe: tuple[RecipeStep, ...]
     keep: Keep
     line: str
+    device: torch.device | None
 
 
 class CutDataset(Dataset[Any]):
@@ -194,6 +198,7 @@ def split(
         proof = prove(dataset, rows, name, whole=True) or proof
     try:
         rest = rest_of(proof, is_encoded=chosen == "encoded")
+        device = device_of([read.sample for read in proof.reads.values()])
     except SchemaError as error:
         raise SplitError(str(error)) from None
     cut_dataset = CutDataset(proof, rest.layout, chosen, is_remade=rest.is_remade)
@@ -204,7 +209,7 @@ def split(
     finally:
         proof.cut.generators.restore(states)
     line = f"{_line(proof, rest)}{_cost(proof) if rest.own else ''}{why}; {proof}"
-    return Split(cut_dataset, rest.transform.as_of_store(), rest.recipe, chosen, line)
+    return Split(cut_dataset, rest.transform.as_of_store(), rest.recipe, chosen, line, device)
 
 
 def _choice(proof: Proof, keep: Keep, folder: str) -> tuple[Keep, str]:

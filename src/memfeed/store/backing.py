@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+import torch
 
 from memfeed.errors import CorruptStoreError, LoaderError, StoreError, StoreNotFoundError, UnfitRowError
 from memfeed.schema.codec import Int64Array
@@ -125,10 +126,11 @@ class Backing:
     the rows of a store that is not complete; None for any other. ``masks_rows`` says that a loader must mask rows,
     because the dataset may raise for some. ``chunk_rows`` is how many rows are fetched together, of a store that was
     opened from an address; 0 for any other. ``dataset`` is the one that the rows are read from, where it is at hand,
-    ``leaf_makers`` make its arrays and PIL images of rows, and ``check_dataset`` raises StaleStoreError if it has
-    changed since. ``verify`` compares the rows of memoized results with their hashes, as `Store.verify` does with those
-    of a store. ``widen`` changes a column of a store that is being filled, so that it takes a row, or raises the error
-    of that row. ``views`` are those that read these columns, by their `id`.
+    ``device`` that of its tensors, if it is not the CPU, ``leaf_makers`` make its arrays and PIL images of rows, and
+    ``check_dataset`` raises StaleStoreError if it has changed since. ``verify`` compares the rows of memoized results
+    with their hashes, as `Store.verify` does with those of a store. ``widen`` changes a column of a store that is being
+    filled, so that it takes a row, or raises the error of that row. ``views`` are those that read these columns, by
+    their `id`.
     """
 
     path: Path | None
@@ -148,6 +150,7 @@ class Backing:
     chunk_rows: int = 0
     check_dataset: Callable[[Backing], None] = lambda backing: None
     dataset: Any = None
+    device: torch.device | None = None
     leaf_makers: Mapping[tuple[Any, ...], Callable[[Any], Any]] = field(default_factory=dict)
     source: str | None = None
     verify: Callable[[Callable[[int, int], None] | None], None] | None = None
