@@ -11,6 +11,7 @@ import sys
 import threading
 import types
 from concurrent.futures import ThreadPoolExecutor
+from multiprocessing.pool import ThreadPool
 from operator import attrgetter
 
 import numpy as np
@@ -47,7 +48,7 @@ def test_files_that_are_opened_to_read(tmp_path):
     def read(index):
         (tmp_path / "a.bin").read_bytes()
         os.close(os.open(os.fsencode(tmp_path / "b.bin"), os.O_RDONLY))
-        sqlite3.connect(str(tmp_path / "c.db")).close()
+        sqlite3.connect(f"file:{tmp_path}/c%2edb?mode=ro", uri=True).close()
         open(os.dup(0)).close()
         sqlite3.connect(":memory:").close()
         json.loads("{}")
@@ -73,6 +74,13 @@ def test_code_devices_and_folders_that_are_written_to_are_none(tmp_path):
 
     assert opened_by(read) == ["a.bin"]
     assert opened_by(read, 2) == []
+
+
+def test_a_file_that_is_opened_for_both_is_written_if_its_time_changes(tmp_path):
+    (tmp_path / "a.bin").write_bytes(b"1")
+    assert opened_by(lambda index: np.memmap(tmp_path / "a.bin")) == ["a.bin"]  # its mode is "r+"
+    os.utime(tmp_path / "a.bin", (0, 0))
+    assert opened_by(lambda index: np.memmap(tmp_path / "a.bin").fill(index)) == []
 
 
 def test_only_within_the_block_and_in_threads_of_the_sample(tmp_path):
@@ -110,27 +118,30 @@ def in_pool(function, name):
 
 @pytest.fixture
 def begun():
-    """A pool and a loop whose threads are there before the first sample is read."""
+    """Pools and a loop whose threads are there before the first sample is read."""
     loop = asyncio.new_event_loop()
     thread = threading.Thread(target=loop.run_forever)
     thread.start()
-    with ThreadPoolExecutor(1) as pool:
+    with ThreadPoolExecutor(1) as pool, ThreadPool(1) as other:
         pool.submit(int).result()
-        yield pool, loop
+        yield pool, other, loop
     asyncio.run_coroutine_threadsafe(loop.shutdown_default_executor(), loop).result()
     loop.call_soon_threadsafe(loop.stop)
     thread.join(), loop.close()
 
 
-@pytest.mark.parametrize("form", ["thread", "pool", "pool of before", "loop of before"])
+@pytest.mark.parametrize("form", ["thread", "pool", "pool of before", "apply", "map", "imap", "loop of before"])
 def test_what_threads_of_a_sample_open(tmp_path, begun, form):
     (tmp_path / "a.bin").write_bytes(b"1")
-    pool, loop = begun
+    pool, other, loop = begun
     own = (threading.Thread.start, ThreadPoolExecutor.submit)
     run = {
         "thread": in_thread,
         "pool": in_pool,
         "pool of before": lambda function, name: pool.submit(function, name).result(),
+        "apply": lambda function, name: other.apply(function, [name]),
+        "map": lambda function, name: other.map(function, [name])[0],
+        "imap": lambda function, name: next(other.imap(function, [name])),
         "loop of before": lambda function, name: asyncio.run_coroutine_threadsafe(
             asyncio.to_thread(function, name), loop
         ).result(),
@@ -153,7 +164,9 @@ def test_a_name_that_a_module_has_for_a_function(tmp_path, monkeypatch, name, fi
 
 
 @pytest.mark.filterwarnings("ignore:The image decoding:DeprecationWarning")
-@pytest.mark.parametrize(("module", "name"), [("cv2", "imread"), ("torchvision.io", "read_image")])
+@pytest.mark.parametrize(
+    ("module", "name"), [("cv2", "imread"), ("torchvision.io", "read_image"), ("torchvision.io.image", "read_file")]
+)
 def test_functions_of_libraries_in_c(tmp_path, module, name):
     library = pytest.importorskip(module)
     Image.new("RGB", (4, 4)).save(tmp_path / "a.png")
@@ -162,6 +175,8 @@ def test_functions_of_libraries_in_c(tmp_path, module, name):
     def read(index):
         kept.append(getattr(library, name))
         assert getattr(library, name)(str(tmp_path / "a.png")) is not None
+        own_class = type("Own", (), {"read": kept[0], "own": own})  # a module that a sample imports may have it
+        assert isinstance(own_class().read, types.MethodType) == isinstance(own_class().own, types.MethodType)
 
     assert opened_by(read) == ["a.png"]
     assert getattr(library, name) is own is pickle.loads(pickle.dumps(kept[0]))
@@ -223,9 +238,13 @@ def grid(file):
         (table, "read_parquet", "parquet", "pandas", "read_parquet"),
         (table, "read_table", "parquet", "pyarrow.parquet", "read_table"),
         (table, "ParquetFile", "parquet", "pyarrow.parquet", "ParquetFile.__init__"),
+        (table, "ParquetDataset", "parquet", "pyarrow.parquet", "ParquetDataset.__init__"),
+        (table, "dataset", "parquet", "pyarrow.dataset", "dataset"),
+        (feather, "open_file", "feather", "pyarrow.ipc", "open_file"),
         (feather, "read_table", "feather", "pyarrow.feather", "read_table"),
         (weights, "load_file", "safetensors", "safetensors.torch", "load_file"),
         (table, "read_parquet", "parquet", "polars", "read_parquet"),
+        (table, "scan_parquet", "parquet", "polars", "scan_parquet"),
         (feather, "memory_map", "feather", "pyarrow", "memory_map"),
         (feather, "OSFile", "feather", "pyarrow", "OSFile"),
         (video, "open", "avi", "av", "open"),
@@ -245,11 +264,20 @@ def test_classes_and_tables_of_libraries_in_c(tmp_path, written, name, end, modu
         opened = getattr(library, name)(file)
         if isinstance(kept[0]._function, type):
             assert isinstance(opened, getattr(library, name))
-            assert issubclass(types.new_class("Own", (getattr(library, name),)), kept[0]._function)
+            own_class = types.new_class("Own", (getattr(library, name),))
+            assert issubclass(own_class, kept[0]._function)
+            assert issubclass(own_class, kept[0])
+            assert (kept[0] | None) == (kept[0]._function | None) == (None | kept[0])
             assert getattr(library, name).__name__ == name
 
     assert opened_by(read) == [f"a.{end}"]
     assert attrgetter(attribute)(library) is own is pickle.loads(pickle.dumps(kept[0]))
+
+
+def test_names_of_columns_are_no_modes_of_writing(tmp_path):
+    pandas = pytest.importorskip("pandas")
+    pandas.DataFrame({"x": [1.0], "w": [2.0]}).to_parquet(tmp_path / "a.parquet")
+    assert opened_by(lambda index: pandas.read_parquet(tmp_path / "a.parquet", columns=["x", "w"])) == ["a.parquet"]
 
 
 def test_a_folder_in_which_a_library_in_c_writes_is_left_out(tmp_path):

@@ -16,15 +16,17 @@ import sys
 import threading
 import types
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextvars import ContextVar
 from functools import cache
 from typing import Any
+from urllib.parse import unquote
 
 from memfeed.splitting.generators import LIBRARIES, is_library
 
 MOST_FILES = 4096
 _WRITES = os.O_WRONLY | os.O_RDWR
+_MAKES = os.O_WRONLY | os.O_CREAT | os.O_TRUNC
 _NO_DATA = (*LIBRARIES, sys.prefix, sys.base_prefix, "/proc", "/sys", "/dev")
 _CODE = (".py", ".pyc", ".so")
 _MEMFEED = os.path.dirname(os.path.dirname(__file__))
@@ -32,11 +34,12 @@ _MEMFEED = os.path.dirname(os.path.dirname(__file__))
 _READERS = (
     *(("cv2", name) for name in ("imread", "imreadmulti", "VideoCapture")),
     *(("torchvision.io", name) for name in ("read_image", "decode_image", "read_file")),
+    ("torchvision.io.image", "read_file"),  # its functions call this one
     ("soundfile", "SoundFile.__init__"),  # read, blocks and info make one
     ("torchaudio", "load"),
     ("h5py", "File.__init__"),
     ("pandas", "read_parquet"),
-    *(("pyarrow.parquet", name) for name in ("read_table", "ParquetFile.__init__")),
+    *(("pyarrow.parquet", name) for name in ("read_table", "ParquetFile.__init__", "ParquetDataset.__init__")),
     *(("pyarrow.feather", name) for name in ("read_table", "read_feather")),
     ("torch", "from_file"),
     ("safetensors", "safe_open"),
@@ -48,11 +51,15 @@ _READERS = (
     ("av", "open"),
     ("decord", "VideoReader.__init__"),
     ("netCDF4", "Dataset"),
-    *(("polars", name) for name in ("read_parquet", "read_csv", "read_ipc")),
-    *(("pyarrow", name) for name in ("memory_map", "OSFile")),
+    *(("polars", f"{verb}_{form}") for verb in ("read", "scan") for form in ("parquet", "csv", "ipc", "ndjson")),
+    *(("pyarrow", name) for name in ("memory_map", "OSFile", "input_stream")),
+    *(("pyarrow.ipc", name) for name in ("open_file", "open_stream")),
+    ("pyarrow.dataset", "dataset"),
     ("pyarrow.csv", "read_csv"),
 )
-_MODES_OF_WRITING = {"w", "w-", "w+", "wb", "x", "x+", "a", "ab", "r+"}
+_MODES_OF_WRITING = dict.fromkeys(("w", "w-", "w+", "wb", "x", "x+", "a", "ab"), os.O_RDWR | os.O_CREAT) | {
+    "r+": os.O_RDWR
+}
 
 _here: ContextVar[OpenedFiles | None] = ContextVar("_here", default=None)  # what notices files
 _started: weakref.WeakKeyDictionary[threading.Thread, OpenedFiles] = weakref.WeakKeyDictionary()  # by a sample
@@ -65,18 +72,21 @@ class OpenedFiles:
     """The files that were opened while samples were read: absolute paths, in the order of the first time.
 
     ``samples`` are the indices of the samples that were read. A file in a folder in which one was written is left out:
-    the dataset keeps results there, and another run finds more of them.
+    the dataset keeps results there, and another run finds more of them. A file that is there and is opened for both, as
+    ``np.memmap`` does, is written if its time changes.
     """
 
     def __init__(self) -> None:
         self.samples: set[int] = set()
-        self._read: dict[str, None] = {}
+        self._read: dict[str, int | None] = {}  # with its time, if it may be written too
         self._written: set[str] = set()
         self._blocks = 0  # that read a sample now
 
     def files(self) -> list[str]:
         """Return the files that were opened only to be read, and that are there."""
-        return [one for one in self._read if os.path.dirname(one) not in self._written and os.path.isfile(one)]
+        changed = {one for one, time in self._read.items() if time is not None and time != _time_of(one)}
+        written = self._written | set(map(os.path.dirname, changed))
+        return [one for one in self._read if os.path.dirname(one) not in written and os.path.isfile(one)]
 
     @contextlib.contextmanager
     def noticed(self, index: int) -> Iterator[None]:
@@ -97,10 +107,21 @@ class OpenedFiles:
         if not self._blocks:
             return
         name = os.path.abspath(os.fsdecode(path))
-        if flags & _WRITES:
+        if flags & _WRITES and flags & _MAKES:
             self._written.add(os.path.dirname(name))
-        elif len(self._read) < MOST_FILES and not name.startswith(_NO_DATA) and not name.endswith(_CODE):
-            self._read[name] = None
+        elif self._read.get(name) is None and len(self._read) < MOST_FILES and not _is_no_data(name):
+            self._read[name] = _time_of(name) if flags & _WRITES else None
+
+
+def _is_no_data(name: str) -> bool:
+    return name.startswith(_NO_DATA) or name.endswith(_CODE)
+
+
+def _time_of(name: str) -> int | None:
+    try:
+        return os.stat(name).st_mtime_ns
+    except OSError:
+        return None
 
 
 @contextlib.contextmanager
@@ -122,8 +143,11 @@ def _note(event: str, arguments: tuple[Any, ...]) -> None:
     if event in ("open", "sqlite3.connect"):
         with contextlib.suppress(Exception):  # of a path of the user's, one of no file, or an event of the user's
             opened = _here.get() or (_started.get(threading.current_thread()) if _reading and _started else None)
-            if opened is not None and not isinstance(arguments[0], int):
-                opened.note(arguments[0], arguments[2] if event == "open" else 0)
+            path = arguments[0]
+            if event != "open" and isinstance(path, str) and path.startswith("file:"):
+                path = unquote(path.removeprefix("file:").partition("?")[0])
+            if opened is not None and not isinstance(path, int):
+                opened.note(path, arguments[2] if event == "open" else 0)
 
 
 class _Reader:
@@ -142,10 +166,20 @@ class _Reader:
         return getattr(self._function, name)
 
     def __get__(self, instance: Any, owner: Any = None) -> Any:
-        return self if instance is None else types.MethodType(self, instance)
+        is_bound = instance is not None and hasattr(type(self._function), "__get__")  # not a function in C
+        return types.MethodType(self, instance) if is_bound else self
 
     def __instancecheck__(self, instance: Any) -> bool:
         return isinstance(instance, self._function)
+
+    def __subclasscheck__(self, cls: type) -> bool:
+        return issubclass(cls, self._function)
+
+    def __or__(self, other: Any) -> Any:
+        return self._function | other  # as in an annotation
+
+    def __ror__(self, other: Any) -> Any:
+        return other | self._function
 
     def __mro_entries__(self, bases: tuple[Any, ...]) -> tuple[Any, ...]:
         return (self._function,)  # of a class of the user's that a sample makes
@@ -157,21 +191,22 @@ class _Reader:
         given = [
             one for each in (*args, *kwargs.values()) for one in (each if isinstance(each, list | tuple) else [each])
         ]
-        writes = any(isinstance(one, str) and one in _MODES_OF_WRITING for one in given)
+        modes = (_MODES_OF_WRITING.get(one) for one in (*args, *kwargs.values()) if isinstance(one, str))
+        flags = next(filter(None, modes), os.O_RDONLY)  # a list may have the names of columns
         for one in given:
             if isinstance(one, str | os.PathLike):
-                _note("open", (one, "r", os.O_RDWR if writes else os.O_RDONLY))
+                _note("open", (one, "r", flags))
         return self._function(*args, **kwargs)
 
 
 class _Pool(_Reader):
     """The method that gives a function to a pool of threads: its thread reads for the sample that asks for it."""
 
-    def __call__(self, pool: Any, function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
+    def __call__(self, pool: Any, /, *args: Any, **kwargs: Any) -> Any:
         opened = _here.get()
-        if opened is not None:
-            function = _noticing(opened)(function)
-        return self._function(pool, function, *args, **kwargs)
+        if opened is not None and args:
+            args = _noticing(opened)(args[0]), *args[1:]
+        return self._function(pool, *args, **kwargs)
 
 
 class _Start(_Reader):
@@ -186,6 +221,8 @@ class _Start(_Reader):
 
 _OF_THREADS: dict[tuple[str, str], type[_Reader]] = {
     ("concurrent.futures.thread", "ThreadPoolExecutor.submit"): _Pool,
+    **{("multiprocessing.pool", f"ThreadPool.{name}"): _Pool for name in ("apply_async", "_map_async", "imap")},
+    ("multiprocessing.pool", "ThreadPool.imap_unordered"): _Pool,
     ("threading", "Thread.start"): _Start,
 }
 
