@@ -1,6 +1,7 @@
 """Ctrl-C and SIGTERM while a program trains from a store that is filled."""
 
 import os
+import random
 import signal
 import subprocess
 import sys
@@ -177,3 +178,66 @@ def test_a_time_limit_of_the_caller_is_no_error_of_the_sample(on_error, path):
         signal.signal(signal.SIGALRM, before)
     store.finish()
     assert [row[0].item() for row in store] == list(range(50))
+
+
+class Counted(torch.utils.data.Dataset):
+    """A dataset whose reads are counted: a time limit of the caller comes at one of them."""
+
+    def __init__(self, at):
+        self.tick = Tick(at)
+
+    def __len__(self):
+        return 40
+
+    def __getitem__(self, index):
+        return torch.tensor(self.tick(float(index)))
+
+
+class Flipped(Counted):
+    def __init__(self, at):
+        super().__init__(at)
+        self.transform = lambda x: self.tick(-x if random.random() < 0.5 else x)
+
+    def __getitem__(self, index):
+        return torch.tensor(self.transform(float(index)))
+
+
+class Together(Counted):
+    def __getitems__(self, indices):
+        return [torch.tensor(self.tick(float(index))) for index in indices]
+
+
+class Stream(torch.utils.data.IterableDataset):
+    def __init__(self, at):
+        self.tick = Tick(at)
+
+    def __iter__(self):
+        return (torch.tensor(self.tick(float(index))) for index in range(40))
+
+
+class Tick:
+    count = 0
+
+    def __init__(self, at):
+        self.at = at
+
+    def __call__(self, value):
+        Tick.count += 1
+        if Tick.count == self.at:
+            signal.raise_signal(signal.SIGALRM)
+        return value
+
+
+@pytest.mark.parametrize("kind", [Counted, Flipped, Together, Stream])
+def test_a_time_limit_of_the_caller_arrives_whatever_is_read(path, kind, monkeypatch):
+    def limit(number, frame):
+        raise TimeoutError
+
+    before = signal.signal(signal.SIGALRM, limit)
+    try:
+        for at in (1, 2, 5, 18, 33, 40):
+            monkeypatch.setattr(Tick, "count", 0)
+            with pytest.raises(TimeoutError):
+                list(memfeed.Loader(kind(at), 5, cache=path.with_name(f"{at}.mf")))
+    finally:
+        signal.signal(signal.SIGALRM, before)

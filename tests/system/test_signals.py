@@ -1,5 +1,6 @@
 """SIGTERM: who is asked, what is unwound, and which handler stands there afterwards."""
 
+import functools
 import multiprocessing
 import os
 import signal
@@ -9,7 +10,7 @@ import threading
 import pytest
 
 import memfeed
-from memfeed.system.signals import Terminated, defer_signals, sigterm_unwinds
+from memfeed.system.signals import Terminated, defer_signals, is_of_handler, sigterm_unwinds
 from torture.victims import Logged, compared, ended, left_behind, presence, reads, start, wait_for
 
 linux = pytest.mark.skipif(sys.platform != "linux", reason="looks for processes in /proc")
@@ -188,3 +189,23 @@ def test_a_writer_syncs_what_it_has(path, swallow):
     assert (there[: read - 2] == 2).all(), "samples that waited to be written, too"
     writing(path, Logged(400, log, 1, 0.0), False)
     assert compared(path, 400) == {"lost": 0, "wrong": 0}
+
+
+class Limit:
+    def __call__(self, number, frame):
+        raise TimeoutError
+
+    def once(self, *given):
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        self(*given)
+
+
+@pytest.mark.parametrize("handler", [Limit(), Limit().once, functools.partial(Limit.__call__, None), lambda *_: 1 / 0])
+def test_what_a_handler_of_any_kind_raises_is_told(handler):
+    signal.signal(signal.SIGTERM, handler)
+    with pytest.raises((TimeoutError, ZeroDivisionError)) as caught:
+        signal.raise_signal(signal.SIGTERM)
+    assert is_of_handler(caught.value)
+    with pytest.raises(TimeoutError) as caught:
+        Limit()(signal.SIGTERM, None)
+    assert not is_of_handler(caught.value)

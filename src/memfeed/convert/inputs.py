@@ -235,6 +235,8 @@ def next_sample(
     except (StopIteration, RandomDataError):
         raise
     except Exception as error:
+        if not watchdog.worker_count and is_of_handler(error):
+            raise  # as above
         name = "" if worker is None else f" of worker {worker}"
         raise SampleError(
             f"sample {index}{name}: the iterable raised {type(error).__name__}: {error}{advice}"

@@ -29,6 +29,7 @@ from memfeed.schema.fields import Path, display
 from memfeed.schema.infer import infer
 from memfeed.schema.tree import open_container
 from memfeed.splitting.generators import GLOBAL, Generators, drawing_line, kept_draw
+from memfeed.system.signals import is_of_handler
 
 _IMMUTABLE = (type(None), bool, int, float, complex, str, bytes, np.generic)
 
@@ -190,7 +191,9 @@ def require_same_together(dataset: Any, rows: Sequence[int]) -> None:
         try:
             batch = dataset.__getitems__(list(rows[: len(alone)]))
             together = [] if isinstance(batch, dict) else list(batch)
-        except Exception:  # they are read one by one then
+        except Exception as error:  # they are read one by one then
+            if is_of_handler(error):
+                raise
             return
         found = f"a {type(batch).__name__}" if isinstance(batch, dict) else ""
         if not found and share_memory(together):

@@ -17,6 +17,7 @@ from memfeed.errors import SampleError, SchemaError, UnfitRowError
 from memfeed.schema import values
 from memfeed.schema.codec import Packed
 from memfeed.schema.fields import shown_dims
+from memfeed.system.signals import is_of_handler
 
 REREAD = "reread"
 """Requested in place of rows: compare some rows with the dataset once more, before the commit."""
@@ -162,7 +163,9 @@ class RowWorker:
         self._watchdog.begin_read(self._number, rows[0], rows[-1] + 1 - rows[0])
         try:
             samples = list(get_many(list(rows)))
-        except (Exception, SystemExit):  # they are read one by one then, so that the error names the sample
+        except (Exception, SystemExit) as error:  # they are read one by one then, so that the error names the sample
+            if not self._watchdog.worker_count and is_of_handler(error):
+                raise
             samples = []
         finally:
             self._watchdog.end_read(self._number)

@@ -19,6 +19,7 @@ from memfeed.store.opened import open_store
 from memfeed.store.store import Store, with_parts
 from memfeed.system import random_state
 from memfeed.system.progress import write_line
+from memfeed.system.signals import is_of_handler
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -89,6 +90,8 @@ def split_input(given: Input, stored: Store | None, options: ConvertOptions, tar
     except MemfeedError:
         raise
     except Exception as error:  # of the user's code: of the dataset, or of a step that was called by itself
+        if is_of_handler(error):
+            raise
         with random_state.preserved():
             for row in rows:
                 read_sample(given.dataset, row, Watchdog(0))
@@ -120,8 +123,9 @@ def _require_cut_in_workers(cut: Split, rows: list[int], workers: int) -> None:
     except DrawsOutsideError as error:
         asked = "in worker processes, where torch.utils.data.get_worker_info() is not None"
         raise SplitError(f"{error}, {asked}") from None
-    except Exception:
-        pass  # of a dataset that worker_init_fn prepares: the workers find out
+    except Exception as error:  # of a dataset that worker_init_fn prepares: the workers find out
+        if is_of_handler(error):
+            raise
     finally:
         for owner, before in kept:  # workers are to find the dataset as it was
             owner.clear()

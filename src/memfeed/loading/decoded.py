@@ -30,6 +30,7 @@ from memfeed.splitting.unread import Unread
 from memfeed.store.format import resolve
 from memfeed.system import machine
 from memfeed.system.messages import say_once
+from memfeed.system.signals import is_of_handler
 from memfeed.system.torch_loader import DataLoader
 
 T_co = TypeVar("T_co", covariant=True, default=Any)
@@ -284,6 +285,8 @@ def _measure(dataset: Any, reading: Reading) -> str:
             text, gain = f"No decoder with kept results was called ({len(rows)} samples{why and f'; {why}'})", "no gain"
         return f"{text}: {gain}. Most of the time goes to {_slowest(dataset, rows, reading)}"
     except Exception as error:  # of the dataset's own, which its epoch will raise
+        if is_of_handler(error):
+            raise
         return f"What decoding takes was not measured ({type(error).__name__} in a sample)"
     finally:
         reading.asked = None

@@ -21,6 +21,7 @@ from memfeed.splitting.leaves import ORIENTATION, copied_tree, require_comparabl
 from memfeed.splitting.pattern import Pattern, Read, from_parts, to_parts
 from memfeed.splitting.places import CallablePlace, find_places
 from memfeed.splitting.recording import Entry
+from memfeed.system.signals import is_of_handler
 
 ROWS = 16
 WATCHED = 64  # one row in so many is proven whole when it is stored
@@ -116,8 +117,9 @@ def prove(
             return proven_at(named)
         except (StatefulError, KeptDrawError):  # to read the samples again may not show it
             raise
-        except Exception:  # a class with other names may fail in any way
-            pass
+        except Exception as error:  # a class with other names may fail in any way
+            if is_of_handler(error):
+                raise
     try:
         return proven_at(places)
     except DrawsOutsideError:  # other objects are looked into last: a copy of one may fail in any way
@@ -127,7 +129,9 @@ def prove(
             proof = proven_at(more)
         except SplitError as error:
             raise error from None
-        except Exception:
+        except Exception as error:
+            if is_of_handler(error):
+                raise
             proof = None
         if proof is None:
             raise

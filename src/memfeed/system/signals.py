@@ -6,11 +6,13 @@ A scheduler sends SIGTERM some seconds before it takes the machine away.
 from __future__ import annotations
 
 import contextlib
+import inspect
 import os
 import signal
 import threading
 import traceback
 from collections.abc import Iterator
+from itertools import pairwise
 from types import FrameType
 from typing import Any
 
@@ -140,6 +142,16 @@ def defer_signals() -> Iterator[None]:
 
 
 def is_of_handler(error: BaseException) -> bool:
-    """Return True if a handler of signals raised ``error``: then it says nothing about what was done meanwhile."""
-    handlers = {getattr(signal.getsignal(number), "__code__", None) for number in signal.valid_signals()}
-    return any(frame.f_code in handlers for frame, _ in traceback.walk_tb(error.__traceback__))
+    """Return True if a handler of signals raised ``error``: then it says nothing about what was done meanwhile.
+
+    A handler, of any kind, is a function that is given the frame that it interrupts.
+    """
+    frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
+    return any(_is_given(handler, frame) for frame, handler in pairwise(frames))
+
+
+def _is_given(called: FrameType, value: Any) -> bool:
+    code = called.f_code
+    count = code.co_argcount + code.co_kwonlyargcount + bool(code.co_flags & inspect.CO_VARARGS)
+    given = [called.f_locals.get(name) for name in code.co_varnames[:count]]
+    return any(one is value or (type(one) is tuple and any(each is value for each in one)) for one in given)
