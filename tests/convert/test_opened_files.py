@@ -76,6 +76,21 @@ def test_code_devices_and_folders_that_are_written_to_are_none(tmp_path):
     assert opened_by(read, 2) == []
 
 
+@pytest.mark.parametrize(
+    ("name", "is_data"),
+    [
+        ("/dev/shm/a.png", True),
+        ("/processed/a.png", True),
+        (f"{sys.prefix}/data/a.png", True),  # it may be /usr, and the program in /usr/src
+        (f"{sys.prefix}/share/a.png", False),
+        ("/dev/video0", False),
+    ],
+)
+def test_folders_without_data(name, is_data, monkeypatch):
+    monkeypatch.setattr(os.path, "isfile", lambda path: True)
+    assert opened_by(lambda index: sys.audit("open", name, "r", os.O_RDONLY)) == [os.path.basename(name)] * is_data
+
+
 def test_a_file_that_is_opened_for_both_is_written_if_its_time_changes(tmp_path):
     (tmp_path / "a.bin").write_bytes(b"1")
     assert opened_by(lambda index: np.memmap(tmp_path / "a.bin")) == ["a.bin"]  # its mode is "r+"

@@ -27,7 +27,13 @@ from memfeed.splitting.generators import LIBRARIES, is_library
 MOST_FILES = 4096
 _WRITES = os.O_WRONLY | os.O_RDWR
 _MAKES = os.O_WRONLY | os.O_CREAT | os.O_TRUNC
-_NO_DATA = (*LIBRARIES, sys.prefix, sys.base_prefix, "/proc", "/sys", "/dev")
+_OF_PYTHON = {
+    os.path.join(prefix, folder)  # not all of a prefix, which may be /usr, or the folder of the program
+    for prefix in (sys.prefix, sys.base_prefix)
+    for folder in ("bin", "etc", "include", "lib", "lib64", "share")
+}
+_NO_DATA = tuple(os.path.join(folder, "") for folder in (*LIBRARIES, *_OF_PYTHON, "/proc", "/sys", "/dev"))
+_IN_MEMORY = "/dev/shm/"  # where a program may put copies of its files
 _CODE = (".py", ".pyc", ".so")
 _MEMFEED = os.path.dirname(os.path.dirname(__file__))
 
@@ -114,7 +120,7 @@ class OpenedFiles:
 
 
 def _is_no_data(name: str) -> bool:
-    return name.startswith(_NO_DATA) or name.endswith(_CODE)
+    return (name.startswith(_NO_DATA) and not name.startswith(_IN_MEMORY)) or name.endswith(_CODE)
 
 
 def _time_of(name: str) -> int | None:
