@@ -121,6 +121,32 @@ def test_an_own_attribute_with_the_value_of_the_class_is_no_change(path):
     third_epoch(Mapped(), lambda dataset: setattr(dataset, "level", dataset.level), path)
 
 
+@pytest.mark.parametrize("keep", [lambda one: [0, one], lambda one: {"a": 0, 1: one}, lambda one: (one,)])
+def test_a_number_of_a_config_in_a_list_or_dict(path, keep):
+    dataset, config = Labelled(), Config()
+    dataset.stages = keep(config)
+    watched = Watched(dataset, path)
+    watched.follow()
+    assert watched.changed() is None
+    config.level = 1
+    assert watched.changed()[0].endswith("].level is 1, and was 0")
+
+
+@pytest.mark.parametrize(("value", "other"), [(3, None), ([1, 2], []), ({"a": 1}, {}), ("a", None)])
+def test_a_setting_that_is_empty_later(path, value, other):
+    dataset = Labelled()
+    dataset.side = value
+    watched = Watched(dataset, path)
+    watched.follow()
+    assert watched.changed() is None
+    dataset.side = other
+    assert watched.changed()[0] == "dataset.side is None or empty, and had content"
+    dataset.side = value
+    assert watched.changed() is None
+    del dataset.side
+    assert watched.changed() is None
+
+
 def test_a_dataset_in_a_dict_and_a_set_in_a_closure(path):
     inner, few = Mapped(config=types.SimpleNamespace(level=0)), {3}
     dataset = Labelled()

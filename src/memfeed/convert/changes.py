@@ -199,6 +199,9 @@ class Watched:
         for path, digest in now.digests.items():
             if path in self._known.digests and differ(self._known.digests[path].text, digest.text):
                 return f"{shown(path)} has another content", False
+        for path, digest in self._known.digests.items():
+            if digest.kind == "setting" and path not in now.digests and now.settings.get(path) == EMPTY:
+                return f"{shown(path)} is {EMPTY}, and had content", False
         for path, value in now.settings.items():
             if path in self._known.settings and self._known.settings[path] != value:
                 old = self._known.settings[path]

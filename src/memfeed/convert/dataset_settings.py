@@ -119,7 +119,9 @@ def _collect_owner(owner: Any, path: str, found: dict[str, Any], seen: set[int],
         elif isinstance(value, list | tuple | dict):
             items = value.items() if isinstance(value, dict) else enumerate(value)
             for key, one in itertools.islice(items, MOST_PARTS):
-                if not is_array(one) and hasattr(one, "__getitem__") and hasattr(one, "__dict__"):
+                if _is_config(one):
+                    _collect(one, f"{inner}[{key!r}]", found, seen, 0)
+                elif not is_array(one) and hasattr(one, "__getitem__") and hasattr(one, "__dict__"):
                     _collect_owner(one, f"{inner}[{key!r}]", found, seen, depth + 1)
         else:
             _collect_owner(value, inner, found, seen, depth + 1)
