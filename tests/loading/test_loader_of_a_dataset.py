@@ -67,6 +67,44 @@ def test_a_change_made_through_the_loader_is_noticed(loader):
         list(loader)
 
 
+class Labelled(Words):
+    def __init__(self):
+        super().__init__()
+        self.targets, self.classes, self.class_to_idx = [0, 1] * 3, ["a", "b"], {"a": 0, "b": 1}
+
+    def __getitem__(self, index):
+        return torch.tensor([index]), self.targets[index]
+
+
+def test_labels_are_the_objects_of_the_dataset(tmp_path):
+    for _ in range(2):  # the second one opens the store of the first
+        dataset = Labelled()
+        loader = memfeed.Loader(dataset, 2, cache=tmp_path / "labelled.mf")
+        for _ in range(2):  # while the store is filled, and when it is finished
+            for name in ("targets", "classes", "class_to_idx"):
+                assert getattr(loader.dataset, name) is getattr(dataset, name)
+            list(loader)
+            loader.dataset.finish()
+        loader.dataset.targets[3] = 5
+        with pytest.raises(StaleStoreError, match=r"dataset\.targets"):
+            list(loader)
+    assert memfeed.open(tmp_path / "labelled.mf").subset([1, 3]).targets == [1, 1]
+
+
+def test_labels_of_a_class_can_be_set_through_the_loader(tmp_path):
+    class OfClass(Labelled):
+        targets = (0, 1, 0, 1, 0, 1)
+
+        def __init__(self):
+            super(Labelled, self).__init__()
+
+    loader = memfeed.Loader(OfClass(), 2, cache=tmp_path / "class.mf")
+    list(loader)
+    loader.dataset.targets = [5] * 6
+    with pytest.raises(StaleStoreError, match=r"dataset\.targets"):
+        list(loader)
+
+
 def test_a_derived_class_may_make_the_iterator(tmp_path):
     begun = []
 

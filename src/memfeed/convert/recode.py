@@ -70,7 +70,7 @@ def recode(
     old.verify(progress=progress)  # the checksums of the new store would vouch for damaged rows
     losses = _losses(old, manifest, schema)
     attributes = msgspec.structs.replace(manifest.attributes or Attributes(), losses=losses)
-    targets = None if attributes.targets is None else np.asarray(old.targets, np.int64)
+    targets = None if attributes.targets is None else np.asarray(old._kept_targets, np.int64)
     with Progress(target.name, manifest.rows, unit=" rows", progress=progress) as bar:
         copy_rows(
             old._backing,

@@ -179,7 +179,7 @@ def _differing_target(store: Store, given: Input) -> str:
     if not kept or kept.targets is None or found is None:
         return ""
     indices = np.delete(np.arange(len(found[0])), np.array(store._view.skipped, np.int64))
-    now, then = found[0][indices], np.asarray(store.targets)
+    now, then = found[0][indices], np.asarray(store._kept_targets)
     differing = np.flatnonzero(now != then).tolist() if now.shape == then.shape else []
     if not differing:
         return ""

@@ -111,25 +111,39 @@ class Facts(Dataset[Any]):
     @property
     def classes(self) -> list[Any]:
         """The names of the classes, as the dataset's own ``classes``. AttributeError if it had none."""
-        return list(self._attribute("classes"))
+        own = self._own("classes")
+        return list(self._attribute("classes")) if own is None else own
 
     @property
     def class_to_idx(self) -> dict[str, int]:
         """The number of each class, as the dataset's own ``class_to_idx``. AttributeError if it had none."""
-        return dict(self._attribute("class_to_idx"))
+        own = self._own("class_to_idx")
+        return dict(self._attribute("class_to_idx")) if own is None else own
 
-    @cached_property
-    def targets(self) -> list[int] | torch.Tensor:
+    @property
+    def targets(self) -> Any:
         """The class number of each row of this view, as the dataset's own ``targets``. AttributeError if it had none.
 
-        A list of ints if the dataset had a list, else an int64 tensor [n]. Made once, and shared by later uses.
+        A list of ints if the dataset had a list, else an int64 tensor [n]. Made once, and shared by later uses. In
+        ``loader.dataset`` of a loader that was made of a dataset they are the dataset's own object.
         """
+        own = self._own("targets")
+        return self._kept_targets if own is None else own
+
+    @cached_property
+    def _kept_targets(self) -> list[int] | torch.Tensor:
         self._view.require_filled("targets")
         targets = self._attribute("targets")
         assert self._backing.manifest is not None
         field, file = targets_column(self._backing.manifest.schema.fields, targets, self.path)
         numbers = FixedColumn(field, file, self._backing.row_count, self._backing.check).data
         return in_form(numbers if self._view.rows is None else numbers[torch.from_numpy(self._view.rows)], targets.form)
+
+    def _own(self, name: str) -> Any:
+        """Return an attribute of the dataset, where it is at hand and has the same rows: a program may change it."""
+        if self._backing.masks_rows or self._view.skipped or not self._view.has_all_rows:
+            return None
+        return getattr(self._backing.dataset, name, None)
 
     def _attribute(self, name: str) -> Any:
         manifest = self._backing.manifest

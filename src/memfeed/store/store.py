@@ -51,7 +51,7 @@ class Store(Facts):
     def __setattr__(self, name: str, value: Any) -> None:
         is_own = any(name in vars(cls).get("__annotations__", {}) for cls in type(self).__mro__)
         is_public = not (is_own or name.startswith("_"))
-        if is_public and hasattr(type(self), name) and name in getattr(self._view.backing.dataset, "__dict__", {}):
+        if is_public and hasattr(type(self), name) and hasattr(self._view.backing.dataset, name):
             setattr(self._view.backing.dataset, name, value)  # the program means its dataset's `split`, say
             return
         if is_public and not hasattr(type(self), name):
