@@ -109,5 +109,5 @@ def test_a_class_of_a_notebook_that_changes_is_told(path, has_lines):
         warnings.simplefilter("error")
         memfeed.cache(run("", 1), path, workers=0, progress=False)
         memfeed.cache(run("", 2), path, workers=0, progress=False)
-    with pytest.warns(UserWarning, match="the source of __main__.Numbers has changed since this store was made"):
+    with pytest.warns(UserWarning, match="the source of __main__.Numbers, or of what it calls, has changed since"):
         memfeed.cache(run(" + (i == 41) * 9", 3), path, workers=0, progress=False)

@@ -63,21 +63,31 @@ def test_values_drawn_in_init_look_stale_and_the_message_says_so(path):
         cache(noise(2), path)
 
 
-def test_a_changed_class_source_is_only_reported(path, tmp_path, monkeypatch):
+@pytest.mark.parametrize("place", ["class", "function", "method of a class", "maker"])
+def test_a_changed_source_of_a_class_or_of_what_it_calls_is_only_reported(path, tmp_path, monkeypatch, place):
     code = """
+        import functools
         from torch.utils.data import Dataset
+        class Rare:
+            @staticmethod
+            def factor(i): return 1  # {method of a class}
+        @functools.lru_cache
+        def scaled(i): return i * Rare.factor(i)  # {function}
+        def numbers(): return [1]  # {maker}
         class D(Dataset):
+            def __init__(self): self.numbers = numbers()
             def __len__(self): return 5
-            def __getitem__(self, i): return i  # {}
+            def __getitem__(self, i): return [scaled(j) for j in [i]][0]  # {class}
     """
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.setattr(sys, "dont_write_bytecode", True)
-    for comment, warns in (("one", False), ("one", False), ("other", True)):
-        (tmp_path / "changing.py").write_text(textwrap.dedent(code).replace("{}", comment))
+    for comment, warns in (("one", False), ("one", False), ("other", place != "maker")):
+        (tmp_path / "changing.py").write_text(textwrap.dedent(code).replace("{" + place + "}", comment))
         linecache.clearcache()
         monkeypatch.delitem(sys.modules, "changing", raising=False)
         dataset = importlib.import_module("changing").D()
-        with pytest.warns(match=r"the source of changing\.D has changed") if warns else contextlib.nullcontext():
+        message = r"the source of changing\.D, or of what it calls, has changed"
+        with pytest.warns(match=message) if warns else contextlib.nullcontext():
             cache(dataset, path)
 
 

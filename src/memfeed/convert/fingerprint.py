@@ -23,6 +23,7 @@ from memfeed.building.build import Build
 from memfeed.building.partial import DURABLE, WRITTEN
 from memfeed.convert.forms import Rounded
 from memfeed.convert.inputs import Input, RayRows, read_sample
+from memfeed.convert.module_data import MAKERS, is_code_of_user
 from memfeed.convert.options import ConvertOptions
 from memfeed.convert.probe import ProbeResult, probe_indices, spread
 from memfeed.convert.watchdog import Watchdog
@@ -34,11 +35,14 @@ from memfeed.schema.compare import rows_equal
 from memfeed.schema.containers import reads_as
 from memfeed.schema.fields import Field, Schema
 from memfeed.schema.tree import Flattener
+from memfeed.splitting.module_names import functions_of, imported_by, read_by
 from memfeed.store import ragged
 from memfeed.store.dataset_attributes import Attributes, ClassName, Kept, Loss, Targets, TargetsForm
 from memfeed.store.manifest import Fingerprint, Probe
 from memfeed.system import random_state
-from memfeed.system.code_content import content_of
+from memfeed.system.code_content import content_of, held_by
+
+_MOST_CALLED = 256  # functions and classes whose source is hashed
 
 
 def fingerprint_of(given: Input, hashes: tuple[Probe, ...] = ()) -> Fingerprint:
@@ -95,32 +99,52 @@ def hash_rows(field: Field, rows: Iterable[Packed]) -> Iterator[str]:
 
 
 def hash_source(dataset: Any) -> tuple[str, str]:
-    """Return the hash of the source of a dataset's class and of those it wraps, and the name of the class."""
+    """Return the hash of the source of a dataset's class and of those it wraps, and the name of the class.
+
+    The functions and classes of the user that their methods call by name count too.
+    """
     hashed, seen, name = xxhash.xxh3_64(), set[int](), f"{type(dataset).__module__}.{type(dataset).__qualname__}"
     while dataset is not None and id(dataset) not in seen:
         seen.add(id(dataset))
-        try:
-            hashed.update(inspect.getsource(type(dataset)).encode())
-        except Exception:  # defined in a notebook or at a prompt, built in, or in a file that is no Python any more
-            hashed.update(_source_of_methods(type(dataset)).encode("utf-8", "replace"))
+        for code in (type(dataset), *_called_by(type(dataset))):
+            hashed.update(_source_of(code).encode("utf-8", "replace"))
         dataset = getattr(dataset, "dataset", None)
     return hashed.hexdigest(), name
 
 
-def _source_of_methods(kind: type) -> str:
-    """Return the name of a class without a file, and its own methods: their source, or where there is none their code.
+def _called_by(cls: type) -> list[Any]:
+    """Return the functions and classes of the user that methods of a class find by name, and those that these find.
+
+    What only makes its objects is left out: what it gives them are attributes.
+    """
+    found: dict[int, Any] = {}
+    ahead = [function for name, function in functions_of(cls) if name not in MAKERS]
+    while ahead and len(found) < _MOST_CALLED:
+        function = ahead.pop()
+        for _, value in [*read_by(function).items(), *imported_by(function), *held_by(function)]:
+            code = value
+            with contextlib.suppress(Exception):  # an object of the user's may raise when it is asked for anything
+                code = inspect.unwrap(value)
+            if id(code) not in found and code is not cls and is_code_of_user(code):
+                found[id(code)] = code
+                ahead += [code] if isinstance(code, types.FunctionType) else [one for _, one in functions_of(code)]
+    return sorted(found.values(), key=lambda code: (code.__module__, code.__qualname__))
+
+
+def _source_of(code: Any) -> str:
+    """Return the source of a function or a class; where there is none, its name and what it does.
 
     A notebook keeps the source of functions, not that of classes.
     """
-    parts = [kind.__qualname__]
-    for value in vars(kind).values():
-        function = getattr(value, "fget", None) or getattr(value, "__func__", None) or value
-        if isinstance(function, types.FunctionType):
-            try:
-                parts.append(inspect.getsource(function))
-            except Exception:  # as above
-                parts.append(repr(content_of(function.__code__)))
-    return "".join(parts)
+    try:
+        return inspect.getsource(code)
+    except Exception:  # defined in a notebook or at a prompt, built in, or in a file that is no Python any more
+        if isinstance(code, types.FunctionType):
+            return repr(content_of(code.__code__))
+    members = [
+        getattr(value, "fget", None) or getattr(value, "__func__", None) or value for value in vars(code).values()
+    ]
+    return "".join([code.__qualname__, *(_source_of(one) for one in members if isinstance(one, types.FunctionType))])
 
 
 def kept_of(given: Input, metadata: Mapping[str, Any], options: ConvertOptions, losses: tuple[Loss, ...]) -> Kept:

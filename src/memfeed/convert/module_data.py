@@ -27,7 +27,7 @@ _DEEPEST_SETTING = 3
 _CLOSED = (Dataset, Store, types.ModuleType, torch.Tensor, np.ndarray, str, bytes, os.PathLike)
 _SCALARS = (str, bytes, int, float, complex, type(None))
 _OF_CALLABLES = {functools.partial: ("func", "args", "keywords"), types.MethodType: ("__func__", "__self__")}
-_MAKERS = ("__init__", "__post_init__", "__new__", "__setstate__")  # what they name may be read nowhere else
+MAKERS = ("__init__", "__post_init__", "__new__", "__setstate__")  # what they name may be read nowhere else
 _WEIGHTS = ("_parameters", "_buffers")  # of a model: they may be drawn at random
 
 
@@ -49,7 +49,7 @@ def values_read(owner: Any) -> dict[str, Any]:
         if id(one) in entered:
             continue
         entered[id(one)] = one
-        if isinstance(one, types.FunctionType) and one.__name__ not in _MAKERS:
+        if isinstance(one, types.FunctionType) and one.__name__ not in MAKERS:
             words.update(names_used(one.__code__), texts_used(one.__code__))
         is_object = not isinstance(one, list | tuple | dict) and not _is_code(one)
         is_listed = not is_own and (not is_object or _is_of_user(one))
@@ -138,6 +138,13 @@ def _is_entered(value: Any) -> bool:
     if isinstance(value, _CLOSED) or _module_of(value).startswith("memfeed."):
         return False
     return _is_of_user(value) or (callable(value) and hasattr(value, "__dict__") and not isinstance(value, type))
+
+
+def is_code_of_user(value: Any) -> bool:
+    """Return True for a function or a class that the user wrote."""
+    if isinstance(value, types.FunctionType):
+        return not is_installed(value)
+    return isinstance(value, type) and _is_of_user(value)
 
 
 def _is_of_user(value: Any) -> bool:

@@ -340,6 +340,7 @@ def require_equal(
                 raise stale(path, f"field {field.name}, sample {probe.index}: found another value than was stored")
     if old.source != new.source and old.source_name == new.source_name:
         warn(
-            f"{path}: the source of {new.source_name} has changed since this store was made, but the samples compared "
-            "are the same; if the change matters for others, write the store again with overwrite=True"
+            f"{path}: the source of {new.source_name}, or of what it calls, has changed since this store was made, but "
+            "the samples compared are the same; if the change matters for others, write the store again with "
+            "overwrite=True"
         )
