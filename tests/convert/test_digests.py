@@ -139,6 +139,15 @@ def test_values_of_the_standard_library_count(one, other, many):
     assert texts(Of(500, x=many(same))) != before
 
 
+def test_the_mask_of_a_masked_array_counts():
+    one = np.ma.masked_array(np.arange(100), mask=np.arange(100) == 3)
+    other = one.copy()
+    other.mask[40] = True
+    assert hash_value(one) == hash_value(one.copy()) != hash_value(other)
+    assert hash_value(one, 50) != hash_value(np.ma.masked_array(np.arange(100), mask=True), 50)
+    assert hash_value(np.ma.masked_array(["a", None], mask=False)) == hash_value(np.ma.masked_array(["a", None]))
+
+
 def test_the_attributes_of_objects_in_an_array_count():
     def make(label):
         array = np.empty(300, object)

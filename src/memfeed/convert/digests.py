@@ -271,6 +271,9 @@ def _feed_text(hashed: Any, values: list[str], budget: _Budget) -> None:
 
 
 def _feed_array(hashed: Any, array: Any, budget: _Budget, depth: int, described: str = "") -> None:
+    if isinstance(array, np.ma.MaskedArray):
+        _feed_array(hashed, np.ma.getmaskarray(array), budget, depth)
+        array = array.data
     if array.dtype.hasobject:
         hashed.update(str(array.shape).encode())
         _feed_list(hashed, array.ravel().tolist(), budget, depth + 1)
@@ -338,6 +341,8 @@ def some_of(value: Any, most: int) -> Any:
         return [len(keys), [(keys[i], value[keys[i]]) for i in chosen(len(keys), most)]]
     if isinstance(value, set | frozenset):
         value = _ordered_set(value)
+    if isinstance(value, np.ma.MaskedArray):
+        return [some_of(one, most) for one in (np.ma.getmaskarray(value), value.data)]
     if isinstance(value, np.ndarray | torch.Tensor):
         return _blocks_of(value, most)
     if is_table(value) or is_column(value):
