@@ -60,6 +60,8 @@ def in_turns(contenders: Mapping[str, Callable[[], float]], rounds: int, least_s
     """
     seconds: Seconds = {name: [] for name in contenders}
     names = list(contenders)
+    gc.collect()
+    gc.freeze()  # what is there now stays: beside torch and Triton, to search it takes longer than a short turn
     for number in range(rounds):
         turn = number % len(names)
         for name in names[turn:] + names[:turn]:
@@ -68,6 +70,7 @@ def in_turns(contenders: Mapping[str, Callable[[], float]], rounds: int, least_s
             while sum(times) < least_seconds:
                 times.append(contenders[name]())
             seconds[name].append(statistics.median(times))
+    gc.unfreeze()
     return seconds
 
 

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any, TypeAlias
 
 import optree
@@ -81,24 +82,30 @@ def find_all(batch: Any, on: On, given: GivenNames | None = None, windows: Windo
     if isinstance(on, list) and on and isinstance(on[0], BatchField):
         return on
     fields = list(tensors(batch, given))
-    shown = list(map(str, fields)) or [f"no tensors, in a {type(batch).__name__}"]
     if on is not None:
-        names = [field.given or display(field.names) for field in fields]
+        names, paths = [field.given or display(field.names) for field in fields], [field.names for field in fields]
         try:
-            indices = find_fields(on, [field.names for field in fields], names, shown)
-        except FieldError as error:
+            indices = find_fields(on, paths, names)
+        except FieldError:
             try:  # positions in a namedtuple
                 indices = find_fields(on, [field.path for field in fields], names)
             except FieldError:
-                raise error from None
+                find_fields(on, paths, names, _described(fields, batch))
+                raise
         return [fields[index] for index in indices]
     images = [field for field in fields if looks_like_images(without_steps(field, windows))]
     if len(images) != 1:
+        shown = listed(_described(fields, batch))
         raise TransformError(
-            f"found {len(images)} fields that look like images among: {listed(shown)}; expected one of shape "
-            "[n, c, h, w] with 1 to 4 channels; name the field with on="
+            f"found {len(images)} fields that look like images among: {shown}; expected one of shape [n, c, h, w] with "
+            "1 to 4 channels; name the field with on="
         )
     return images
+
+
+def _described(fields: Sequence[BatchField], batch: Any) -> list[str]:
+    """Return the fields as errors list them. To describe them takes longer than to find one."""
+    return list(map(str, fields)) or [f"no tensors, in a {type(batch).__name__}"]
 
 
 def find(batch: Any, on: On) -> BatchField:
@@ -260,7 +267,14 @@ def flatten(
     So is what ``is_leaf`` says.
     """
     is_leaf_here = is_tensor_collection if is_leaf is None else lambda node: is_leaf(node) or is_tensor_collection(node)
-    return optree.tree_flatten_with_accessor(batch, is_leaf=is_leaf_here, none_is_leaf=True, namespace="memfeed")
+    leaves, structure = optree.tree_flatten(batch, is_leaf=is_leaf_here, none_is_leaf=True, namespace="memfeed")
+    return _accessors_of(structure), leaves, structure
+
+
+@lru_cache(64)
+def _accessors_of(structure: optree.PyTreeSpec) -> list[optree.PyTreeAccessor]:
+    """Return the ways to the leaves of a structure; to make them takes longer than all else of `flatten`."""
+    return structure.accessors()
 
 
 def _describe_rows(rows: RaggedList) -> str:

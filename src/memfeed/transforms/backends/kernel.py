@@ -6,6 +6,7 @@ Imported with the first images on a GPU, and only if Triton is installed.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import lru_cache
 
 import numpy as np
 import torch
@@ -213,7 +214,12 @@ def _parameters(
 
 
 def _fill(fill: Fill, c: int, dtype: torch.dtype) -> torch.Tensor:
-    """Return the fill of each channel, [c], in the dtype of the images, on the CPU."""
+    """Return the fill of each channel, [c], in the dtype of the images, on the CPU. It is kept: write to a copy."""
+    return _kept_fill(fill if isinstance(fill, int | float) else tuple(fill), c, dtype)
+
+
+@lru_cache(64)
+def _kept_fill(fill: float | tuple[float, ...], c: int, dtype: torch.dtype) -> torch.Tensor:
     return filled(fill, (c,), torch.empty(0, dtype=dtype, device="cpu"))
 
 

@@ -59,8 +59,8 @@ class Window(Geometry):
 
     def lies_within(self, height: int, width: int) -> bool:
         """Return True if no window reaches beyond images of this size."""
-        low, high = (f([self.top, self.left], axis=1, initial=0) for f in (np.min, np.max))
-        return bool((low >= 0).all() and (high <= (height - self.height, width - self.width)).all())
+        rooms = (self.top, height - self.height), (self.left, width - self.width)
+        return all(room >= 0 and (not len(begin) or 0 <= begin.min() <= begin.max() <= room) for begin, room in rooms)
 
     def output_shape(self, shape: torch.Size) -> torch.Size:
         """Return [n, c, height, width] for images of `shape` [n, c, h, w]."""
