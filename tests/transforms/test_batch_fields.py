@@ -2,6 +2,7 @@
 
 from collections import namedtuple
 
+import optree
 import pytest
 import torch
 from image_batches import keys, photos
@@ -80,6 +81,29 @@ def test_other_fields_are_passed_on():
     result = augment().apply(batch, keys())
     assert result.batch_size == (6,)
     assert result["a", "y"].data_ptr() == batch["a", "y"].data_ptr()
+
+
+def test_containers_whose_structure_cannot_be_compared():
+    """A program may register a class with optree, with tensors in what says how to build it again."""
+
+    class Pair:
+        def __init__(self, image, weights):
+            self.image, self.weights = image, weights
+
+    optree.register_pytree_node(
+        Pair,
+        lambda pair: ([pair.image], pair.weights, ["image"]),
+        lambda weights, parts: Pair(parts[0], weights),
+        namespace="memfeed",
+    )
+    try:
+        for _ in range(2):
+            batch = Pair(photos(4), torch.rand(3))
+            found = CenterCrop(3).apply(batch, keys(4))
+            assert torch.equal(found.image, CenterCrop(3).apply(batch.image, keys(4)))
+            assert found.weights is batch.weights
+    finally:
+        optree.unregister_pytree_node(Pair, namespace="memfeed")
 
 
 def test_parts_on_fields_of_their_own():

@@ -268,7 +268,10 @@ def flatten(
     """
     is_leaf_here = is_tensor_collection if is_leaf is None else lambda node: is_leaf(node) or is_tensor_collection(node)
     leaves, structure = optree.tree_flatten(batch, is_leaf=is_leaf_here, none_is_leaf=True, namespace="memfeed")
-    return _accessors_of(structure), leaves, structure
+    try:
+        return _accessors_of(structure), leaves, structure
+    except Exception:  # a class that a user registered may keep in its structure what cannot be compared: tensors
+        return structure.accessors(), leaves, structure
 
 
 @lru_cache(64)
