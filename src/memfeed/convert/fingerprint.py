@@ -35,6 +35,7 @@ from memfeed.schema.compare import rows_equal
 from memfeed.schema.containers import reads_as
 from memfeed.schema.fields import Field, Schema
 from memfeed.schema.tree import Flattener
+from memfeed.splitting.generators import attribute_of
 from memfeed.splitting.module_names import functions_of, imported_by, read_by
 from memfeed.store import ragged
 from memfeed.store.dataset_attributes import Attributes, ClassName, Kept, Loss, Targets, TargetsForm
@@ -174,7 +175,7 @@ def classes_of(dataset: Any) -> tuple[tuple[ClassName, ...] | None, dict[str, in
     if label is not None:
         names = tuple(map(str, label[1]))
         return names, {name: index for index, name in enumerate(names)}
-    found, numbers = _attribute(dataset, "classes"), _attribute(dataset, "class_to_idx")
+    found, numbers = attribute_of(dataset, "classes"), attribute_of(dataset, "class_to_idx")
     classes = tuple(map(_class_name, found)) if isinstance(found, list | tuple) else ()
     kept = tuple(name for name in classes if name is not None)
     is_map = isinstance(numbers, Mapping) and all(
@@ -195,7 +196,7 @@ def targets_of(dataset: Any, length: int) -> tuple[Int64Array, TargetsForm] | No
         known = [part for part in parts if part is not None]
         return (np.concatenate([part[0] for part in known]), known[0][1]) if len(known) == len(parts) else None
     label = _class_label(dataset)
-    found = list(dataset.with_format(None)[label[0]]) if label is not None else _attribute(dataset, "targets")
+    found = list(dataset.with_format(None)[label[0]]) if label is not None else attribute_of(dataset, "targets")
     form: TargetsForm = "tensor" if isinstance(found, torch.Tensor | np.ndarray) else "list"
     if isinstance(found, torch.Tensor):
         found = found.detach().cpu().numpy() if found.layout == torch.strided and not found.is_nested else None
@@ -206,13 +207,6 @@ def targets_of(dataset: Any, length: int) -> tuple[Int64Array, TargetsForm] | No
         return None
     numbers: Int64Array = found.astype(np.int64)
     return (numbers, form) if np.array_equal(numbers, found) else None
-
-
-def _attribute(dataset: Any, name: str) -> Any:
-    try:
-        return getattr(dataset, name, None)
-    except Exception:  # a property of the user's that raises is none that a store can keep
-        return None
 
 
 def _class_name(value: Any) -> ClassName | None:

@@ -240,7 +240,7 @@ def _parts(one: Any, slots: dict[int, tuple[type[Any], list[str]]]) -> Iterator[
             yield from map(one.__globals__.get, names_used(one.__code__))
     else:
         for name in ("__self__", "__func__", "__wrapped__", "func", "args", "keywords"):  # methods, partials
-            yield _attribute(one, name)
+            yield attribute_of(one, name)
         kind, names = type(one), list[str]()
         if id(kind) not in slots:
             for cls in kind.__mro__[:-1]:
@@ -255,12 +255,12 @@ def _parts(one: Any, slots: dict[int, tuple[type[Any], list[str]]]) -> Iterator[
                         yield function
             slots[id(kind)] = kind, names
         for name in slots[id(kind)][1]:
-            yield _attribute(one, name)
-    inner = _attribute(one, "__dict__")
+            yield attribute_of(one, name)
+    inner = attribute_of(one, "__dict__")
     yield from list(inner.values()) if isinstance(inner, dict) else ()
 
 
-def _attribute(one: Any, name: str) -> Any:
+def attribute_of(one: Any, name: str) -> Any:
     """Return an attribute of any object; None without it. A property may raise anything."""
     try:
         return getattr(one, name, None)

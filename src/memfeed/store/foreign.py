@@ -24,26 +24,20 @@ def is_archive(path: Path) -> bool:
 
 def conversion(path: Path) -> str:
     """Return an error with the line that makes a store of an h5, zarr or consolidated file; "" for anything else."""
+    is_hdf5 = path.is_file() and _bytes(path, 0, len(_HDF5)) == _HDF5
+    is_zarr = path.is_dir() and any((path / name).is_file() for name in _ZARR)
     for kind, call, matches in (
-        ("an h5 file", "from_h5({!r})", _is_hdf5),
-        ("a zarr group", "from_zarr({!r})", _is_zarr),
-        ("a consolidated TensorDict", "from_consolidated({!r}).clone()", _is_consolidated),  # it is mapped
+        ("an h5 file", "from_h5({!r})", is_hdf5),
+        ("a zarr group", "from_zarr({!r})", is_zarr),
+        ("a consolidated TensorDict", "from_consolidated({!r}).clone()", _is_consolidated(path)),  # it is mapped
     ):
-        if matches(path):
+        if matches:
             store = str(path.with_suffix(".mf"))
             return (
                 f"{path}: found {kind}; expected a store: "
                 f"memfeed.cache(TensorDict.{call.format(str(path))}, {store!r}) makes one"
             )
     return ""
-
-
-def _is_hdf5(path: Path) -> bool:
-    return path.is_file() and _bytes(path, 0, len(_HDF5)) == _HDF5
-
-
-def _is_zarr(path: Path) -> bool:
-    return path.is_dir() and any((path / name).is_file() for name in _ZARR)
 
 
 def _is_consolidated(path: Path) -> bool:
