@@ -133,7 +133,7 @@ def read_checked(
     `repeat`, and four times if it drew from any of the ``generators``: a dataset that draws no more has kept what it
     drew. ``watched`` knows if the dataset's data has changed.
     """
-    with restored(generators):
+    with generators.preserved():
         before = generators.seeded(index, 0)
         sample = map_leaves(values.copy_value, read())  # the dataset may fill the same memory again
         has_drawn = bool(generators.moved(before, end := generators.save()))
@@ -181,7 +181,7 @@ def require_same_together(dataset: Any, rows: Sequence[int]) -> None:
     if inner is None:
         return
     generators = Generators(dataset)
-    with restored(generators), contextlib.suppress(SampleError):
+    with generators.preserved(), contextlib.suppress(SampleError):
         generators.seed(0)
         alone: list[Any] = []
         for row in rows[:_TOGETHER]:
@@ -219,7 +219,7 @@ def check_iterable(dataset: Any) -> StreamDraws:
     Return what notices later samples that are random, and those of an iterable that is its own iterator.
     """
     generators = Generators(dataset)
-    with restored(generators):
+    with generators.preserved():
         start, one_pass, states = generators.seeded(0), iter(dataset), generators.save()
         begin, another, others = generators.seeded(1), iter(dataset), generators.save()
         if one_pass is another:
@@ -316,7 +316,7 @@ class Draws:
         drew = generators.moved(self._before, end)
         if not asks and not drew:
             return
-        with restored(generators), as_another_worker():
+        with generators.preserved(), as_another_worker():
             begin = generators.seeded(next(iter(read), 0), 1)
             for index, leaves in read.items():
                 if time.monotonic() - started > self._seconds_left:
@@ -345,16 +345,6 @@ class Draws:
             if self._generators.moved(before, self._generators.save()) & GLOBAL:
                 break
         return index
-
-
-@contextlib.contextmanager
-def restored(generators: Generators) -> Iterator[None]:
-    """Put the generators back into the states that they have before the block."""
-    states = generators.save()
-    try:
-        yield
-    finally:
-        generators.restore(states)
 
 
 def _difference(sample: Any, again: Any) -> Difference | None:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from memfeed.convert.inputs import Input, read_sample
 from memfeed.convert.options import ConvertOptions
-from memfeed.convert.randomness import as_worker, require_same_together, restored
+from memfeed.convert.randomness import as_worker, require_same_together
 from memfeed.convert.watchdog import Watchdog
 from memfeed.errors import MemfeedError, RandomDataError, SampleError, SplitError, StaleStoreError
 from memfeed.errors import cut as cut_text
@@ -117,7 +117,7 @@ def _require_cut_in_workers(cut: Split, rows: list[int], workers: int) -> None:
     made = cut.dataset.cut
     kept = [(owner, dict(owner)) for one in (made.dataset, made.marked) for owner in attributes_inside(one)]
     try:
-        with restored(made.generators), as_worker(0, workers, 0, made.dataset):
+        with made.generators.preserved(), as_worker(0, workers, 0, made.dataset):
             for row in rows:
                 made.read(row)
     except DrawsOutsideError as error:

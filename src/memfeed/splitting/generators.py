@@ -156,6 +156,15 @@ class Generators:
         for one, kind, state in zip(self.all, self._kinds, states, strict=True):
             kind.restore(one, state)
 
+    @contextlib.contextmanager
+    def preserved(self) -> Iterator[list[State]]:
+        """Restore all generators when the block ends, to the states that it gets."""
+        states = self.save()
+        try:
+            yield states
+        finally:
+            self.restore(states)
+
     def seed(self, *numbers: int) -> None:
         """Give each generator a seed of its own, a function of `numbers`.
 
@@ -320,8 +329,8 @@ def drawing_line(
     generators that count; None for all.
     """
     found: list[str] = []
-    states, outer = generators.save(), sys.gettrace()
-    last, line, known = states, "", 0
+    outer = sys.gettrace()
+    last, line, known = list[State](), "", 0
 
     def look() -> None:
         nonlocal last, known
@@ -345,7 +354,7 @@ def drawing_line(
             line = f"{file}:{frame.f_lineno}"
         return trace
 
-    try:
+    with generators.preserved():
         for index in rows:
             last, line, known = generators.seeded(index, 0), "", 0
             sys.settrace(trace)
@@ -357,6 +366,4 @@ def drawing_line(
             look()
             if found:
                 break
-    finally:
-        generators.restore(states)
     return f" ({found[0]})" if found else ""

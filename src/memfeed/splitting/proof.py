@@ -142,8 +142,7 @@ def _prove_at(
     dataset: Any, places: list[CallablePlace], rows: Sequence[int], *, cuts_fixed: bool, whole: bool
 ) -> Proof | None:
     generators = Generators(dataset, *(place.value for place in places))
-    states = generators.save()
-    try:
+    with generators.preserved() as states:
         if not any(look(dataset, rows, generators, at_once=True)) and not cuts_fixed:
             return None
         if generators.is_twice(states, range(len(states))):
@@ -170,8 +169,6 @@ def _prove_at(
             f"found no random step in {type(dataset).__name__}, and none that makes pixels larger; expected one: "
             "leave split out"
         )
-    finally:
-        generators.restore(states)
 
 
 def _require_apart(dataset: Any, rows: Sequence[int], generators: Generators, states: Sequence[State]) -> None:

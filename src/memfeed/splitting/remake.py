@@ -131,9 +131,8 @@ class Remake(Transform):
         given: Any = batch
         rows = _rows(given, len(keys.rows))
         seeds = (uniform(keys, stream)[:, 0] * 2**53).astype(np.int64).tolist()
-        generators = self._cut.generators
-        states, samples = generators.save(), []
-        try:
+        generators, samples = self._cut.generators, []
+        with generators.preserved():
             for row, seed, stored in zip(keys.rows.tolist(), seeds, rows, strict=True):
                 pattern, kept = self._layout.loaded(stored)
                 generators.seed(seed)
@@ -144,8 +143,6 @@ class Remake(Transform):
                         error.add_note(f"in the random steps {self._names}, on row {row} of the store")
                     raise
                 samples.append(sample)
-        finally:
-            generators.restore(states)
         if self.gives_samples:
             return FinishedSamples(samples)  # type: ignore[return-value]
         leaves = [self._flattener(sample) for sample in samples]

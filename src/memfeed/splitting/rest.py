@@ -79,8 +79,7 @@ def rest_of(proof: Proof, *, is_encoded: bool = False) -> Rest:
     layouts: list[Layout] = [named(patterns)]
     if (placed := in_place(patterns, reads[0])) is not None:
         layouts.insert(0, placed)
-    states = cut.generators.save()
-    try:
+    with cut.generators.preserved():
         for layout in layouts if len(patterns) == 1 and not cut.writes else ():
             try:
                 makers = _leaf_makers([read.sample for read in reads])
@@ -88,8 +87,6 @@ def rest_of(proof: Proof, *, is_encoded: bool = False) -> Rest:
             except (_NotBatched, MemfeedError):
                 continue
         return _remade(cut, named(patterns), reads)
-    finally:
-        cut.generators.restore(states)
 
 
 def _remade(cut: Cut, layout: Named, reads: Sequence[Read]) -> Rest:

@@ -202,12 +202,9 @@ def split(
     except SchemaError as error:
         raise SplitError(str(error)) from None
     cut_dataset = CutDataset(proof, rest.layout, chosen, is_remade=rest.is_remade)
-    states = proof.cut.generators.save()
-    try:
+    with proof.cut.generators.preserved():
         for index, read in proof.reads.items():
             cut_dataset.require_same_without_pixels(read, index)
-    finally:
-        proof.cut.generators.restore(states)
     line = f"{_line(proof, rest)}{_cost(proof) if rest.own else ''}{why}; {proof}"
     return Split(cut_dataset, rest.transform.as_of_store(), rest.recipe, chosen, line, device)
 
@@ -232,8 +229,7 @@ def _choice(proof: Proof, keep: Keep, folder: str) -> tuple[Keep, str]:
 def _cost(proof: Proof) -> str:
     """Return a phrase if a random part that is made sample by sample takes longer than to read the sample, else ""."""
     cut, seconds = proof.cut, [0.0, 0.0]
-    states = cut.generators.save()
-    try:
+    with cut.generators.preserved():
         for index, read in proof.reads.items():
             pattern = cut.patterns[cut.known(read) or 0]
             again = partial(cut.rebuild, pattern, from_parts(pattern, to_parts(pattern, read.leaves)))
@@ -246,8 +242,6 @@ def _cost(proof: Proof) -> str:
             seconds = [one + other for one, other in zip(seconds, best, strict=True)]
             if sum(seconds) > COST_SECONDS:
                 break
-    finally:
-        cut.generators.restore(states)
     if seconds[0] < COST_RATIO * seconds[1]:
         return ""
     return (

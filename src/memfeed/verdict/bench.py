@@ -97,14 +97,9 @@ def bench(
     program = describe(dataset, step, batch_size, workers, device)
     if isinstance(program, str):
         return Verdict("cannot tell", program, "a map-style dataset, with len and []", 0, batch_size or 0, workers or 0)
-    generators = Generators(program.dataset)
-    states = generators.save()
-    try:
-        with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", "This DataLoader will create")  # more workers than cores are tried too
-            verdict = _Bench(program, epochs, seconds, Path(out)).run()
-    finally:
-        generators.restore(states)
+    with Generators(program.dataset).preserved(), warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "This DataLoader will create")  # more workers than cores are tried too
+        verdict = _Bench(program, epochs, seconds, Path(out)).run()
     return replace(verdict, seconds=time.perf_counter() - started)
 
 
