@@ -12,11 +12,7 @@ from memfeed.convert.dataset_settings import EMPTY, is_replaced, settings_of
 from memfeed.convert.digests import PARTIAL, SOME, Digest, differ_in_all, digest_attributes
 from memfeed.convert.file_digests import digest_files, digest_single_files
 from memfeed.convert.opened_files import OpenedFiles
-from memfeed.convert.plain_data import (
-    OF_MODULE,
-    Leaf,
-    leaves_of,
-)
+from memfeed.convert.plain_data import OF_MODULE, Leaf, leaves_of
 from memfeed.errors import RandomDataError, brief
 from memfeed.splitting.places import CallablePlace
 from memfeed.splitting.unread import Unread

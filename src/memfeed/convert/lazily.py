@@ -15,11 +15,7 @@ import msgspec
 from memfeed.building.build import Build
 from memfeed.building.claim import ClaimedError, is_shared, require_no_import, share
 from memfeed.building.commit import claim_recovered
-from memfeed.convert.conversion import (
-    Conversion,
-    open_or_convert,
-    removed_on_error,
-)
+from memfeed.convert.conversion import Conversion, open_or_convert, removed_on_error
 from memfeed.convert.dataset_supply import DatasetSupply, backing_at
 from memfeed.convert.inputs import Input
 from memfeed.convert.options import ConvertOptions

@@ -10,15 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, get_args
 import torch
 from torch.utils.data import Dataset, IterableDataset
 
-from memfeed.errors import (
-    LoaderError,
-    MemfeedError,
-    NoSampleError,
-    RandomDataError,
-    SchemaError,
-    SplitError,
-    listed,
-)
+from memfeed.errors import LoaderError, MemfeedError, NoSampleError, RandomDataError, SchemaError, SplitError, listed
 from memfeed.loading.ranks import present_ranks
 from memfeed.loading.settings import Arguments, Require, as_int
 from memfeed.loading.sources import as_stores, device_of_columns, has_own_transform, is_dataset, joined

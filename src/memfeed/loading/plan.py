@@ -22,15 +22,7 @@ from memfeed.loading.batch_forms import (
 from memfeed.loading.bind import Bound, bind, is_keyed
 from memfeed.loading.gather_tasks import BatchMaker
 from memfeed.loading.host_labels import host_labels
-from memfeed.loading.placement import (
-    RESIDENT,
-    ColumnPlacement,
-    DeviceDecoder,
-    FreeMemory,
-    Placement,
-    choose,
-    place,
-)
+from memfeed.loading.placement import RESIDENT, ColumnPlacement, DeviceDecoder, FreeMemory, Placement, choose, place
 from memfeed.loading.readahead import ReadAhead
 from memfeed.loading.settings import Settings
 from memfeed.loading.stages import UserStages, build_stages, holds

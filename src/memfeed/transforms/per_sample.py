@@ -14,15 +14,7 @@ from memfeed.errors import TransformError, listed
 from memfeed.random import Keys, uniform
 from memfeed.schema.jagged import RaggedList
 from memfeed.system import random_state
-from memfeed.transforms.batch_fields import (
-    BatchField,
-    On,
-    find_all,
-    mark_ragged,
-    own_ragged,
-    replace,
-    require_decision,
-)
+from memfeed.transforms.batch_fields import BatchField, On, find_all, mark_ragged, own_ragged, replace, require_decision
 from memfeed.transforms.transform import Transform
 
 B = TypeVar("B")
