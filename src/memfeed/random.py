@@ -111,9 +111,8 @@ def uniform(
 def uniform_streams(keys: Keys, draws: tuple[tuple[int | str, int], ...]) -> dict[int | str, NDArray[np.float64]]:
     """Return by stream what `uniform` returns, for several streams and their numbers of draws, in one pass."""
     counts = [count for _, count in draws]
-    bits = mix(
-        _draw_keys_of_streams(keys.seed, keys.epoch, draws)[:, None] + keys.states
-    )  # the draws of a sample apart
+    # the draws of a sample apart
+    bits = mix(_draw_keys_of_streams(keys.seed, keys.epoch, draws)[:, None] + keys.states)
     bits >>= _TO_DOUBLE
     numbers = bits.astype(np.float64)
     numbers *= 2.0**-53

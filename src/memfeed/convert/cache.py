@@ -237,17 +237,12 @@ def _cache_each(dataset: Any, path: Any, options: ConvertOptions) -> Store:
         require_repairable(dataset, path)
     if not is_a(dataset, "datasets", "DatasetDict", "IterableDatasetDict"):
         return cache_one(dataset, path, options)
-    if is_address(path):
-        parts = {name: cache_one(part, f"{path}/{name}", options) for name, part in dataset.items()}
-        return cast("Store", parts)
-    folder = None if path is None else local_path(path)
-    if folder is not None and (folder / format.MANIFEST).exists():
+    folder = path if path is None or is_address(path) else local_path(path)
+    if isinstance(folder, Path) and (folder / format.MANIFEST).exists():
         raise StoreError(
             f"{folder}: found a store; expected a folder for the stores of {', '.join(dataset)}: choose another path"
         )
-    stores = {
-        name: cache_one(part, None if folder is None else folder / name, options) for name, part in dataset.items()
-    }
+    stores = {name: cache_one(part, folder and f"{folder}/{name}", options) for name, part in dataset.items()}
     return cast("Store", stores)  # a checker of types cannot know which of both
 
 

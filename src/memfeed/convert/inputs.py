@@ -207,11 +207,8 @@ def read_sample(dataset: Any, index: int, watchdog: Watchdog, worker: int = 0) -
     watchdog.begin_read(worker, index)
     try:
         return dataset[index]
-    except (
-        SchemaError,
-        SplitError,
-    ):  # of a column of a table; of a sample that is not as those that a cut was proven on
-        raise
+    except (SchemaError, SplitError):
+        raise  # of a column of a table; of a sample that is not as those that a cut was proven on
     except (Exception, SystemExit, GeneratorExit) as error:
         if not watchdog.worker_count and (not isinstance(error, Exception) or is_of_handler(error)):
             # as plain indexing would: it ends the program, or a time limit of the caller's. A worker would end without
