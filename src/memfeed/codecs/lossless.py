@@ -239,7 +239,7 @@ class Zstd(Lossless):
             declared = zstandard.library.frame_content_size(data)  # reads the header only
             if declared != size:
                 raise ValueError(f"a frame of {declared} bytes")
-            return bytes(zstandard.decompressor().decompress(data, max_output_size=size, allow_extra_data=False))
+            return bytes(zstandard.decompressor.decompress(data, max_output_size=size, allow_extra_data=False))
         except zstandard.library.ZstdError as error:
             raise ValueError(error) from None
 
@@ -251,18 +251,13 @@ class _ZstdOfThread(threading.local):
         import zstandard
 
         self.library = zstandard
+        self.decompressor = zstandard.ZstdDecompressor()
         self._compressors: dict[int, Any] = {}
-        self._decompressor: Any = None
 
     def compressor(self, level: int) -> Any:
         if level not in self._compressors:
             self._compressors[level] = self.library.ZstdCompressor(level=level, write_content_size=True)
         return self._compressors[level]
-
-    def decompressor(self) -> Any:
-        if self._decompressor is None:
-            self._decompressor = self.library.ZstdDecompressor()
-        return self._decompressor
 
 
 @functools.cache
