@@ -266,7 +266,6 @@ class Conversion:
         require_equal_data(build.root, old, self.given, None)
 
     def _fill(self, build: Build, bar: Progress, sigterm: Sigterm) -> None:
-        """Write the rows that are absent."""
 
         def on_report(report: Report) -> None:
             bar.advance(report.row_count + report.skipped_count, report.byte_count)

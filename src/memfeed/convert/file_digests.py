@@ -87,7 +87,6 @@ def digest_files(
 
 
 def _add_file(found: dict[str, Digest], leaf: Leaf) -> None:
-    """Add the digest of a file that an attribute names."""
     name = os.fspath(leaf.value)
     if isinstance(name, str) and 0 < len(name) <= 1024:
         any(_add_content(found, leaf.path, os.path.join(folder, name)) for folder in ("", *leaf.folders))

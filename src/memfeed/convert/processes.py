@@ -116,7 +116,6 @@ def open_processes(
 
 
 def _start(job: Job, index: int, worker_count: int, workers: list[_Worker]) -> None:
-    """Start a worker and add it to `workers`."""
     try:
         pipe, sender = torch.multiprocessing.Pipe(duplex=False)
         arguments = (job, index, worker_count, sender)

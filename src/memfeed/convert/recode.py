@@ -117,7 +117,6 @@ def _looked_at(store: Store) -> Int64Array:
 
 
 def _some_rows(store: Store, field_index: int) -> list[npt.NDArray[Any]]:
-    """Return some rows of a field of images."""
     column = store._view.columns[field_index]
     return [np.asarray(value) for row in _looked_at(store).tolist() if (value := column.read_row(row)) is not None]
 

@@ -258,7 +258,6 @@ class OneRow:
 
 
 def _row_count(rows: Any) -> int:
-    """Return the number of rows of a field of a batch."""
     if isinstance(rows, torch.Tensor) and type(rows) is not torch.Tensor and hasattr(rows, "offsets"):
         return len(rows.offsets()) - 1
     return len(rows)

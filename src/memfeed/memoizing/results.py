@@ -168,7 +168,6 @@ class _Decoder:
         self._memory: torch.Tensor | None = None  # the same, once it is needed
 
     def value(self, node: Any) -> Any:
-        """Return the value of a node."""
         kind, content = node[0], node[1]
         if kind == "value":
             return copy.deepcopy(content) if isinstance(content, list | dict) else content

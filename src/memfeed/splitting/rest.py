@@ -166,7 +166,6 @@ class _Program:
         return Value(args, kwargs)
 
     def add_call(self, number: int, entry: Entry, given: list[Value]) -> None:
-        """Add the steps of one call of a pipeline."""
         steps = self.cut.steps_after(entry.function)
         if steps is None:
             raise _NotBatched("the pipeline does more than to call its steps in order")

@@ -294,7 +294,6 @@ def require_only_images_differ(cut: Cut, read: Read, shrink: ShortSide, index: i
 
 
 def _sides(image: Any) -> tuple[int, ...]:
-    """Return the height and the width of an image or a mask."""
     if is_pil(image):
         return (image.height, image.width)
     return tuple(image.shape[:2] if kind_of(image).name == "array hwc" else image.shape[-2:])

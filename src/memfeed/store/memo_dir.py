@@ -215,7 +215,6 @@ class _Fields:
         self._heap_bytes = int(rows.blobs.sum(axis=1).max(initial=0))
 
     def key(self) -> Column:
-        """Return the column of the keys."""
         field = self._field(("key",), "json", "uint8", (), optional=False)
         heap = ragged_files(self._root, KEY).heap
         places = self._rows.keys

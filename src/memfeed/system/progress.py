@@ -83,7 +83,6 @@ class _Lines:
         self._postfix = text
 
     def update(self, count: int) -> None:
-        """Add units that are done."""
         self._done += count
         due = not self.total and time.monotonic() >= self._line_at + LINE_SECONDS
         if due or self._tenths() > self._tenth:
