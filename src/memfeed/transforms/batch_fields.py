@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -84,15 +85,10 @@ def find_all(batch: Any, on: On, given: GivenNames | None = None, windows: Windo
     fields = list(tensors(batch, given))
     if on is not None:
         names, paths = [field.given or display(field.names) for field in fields], [field.names for field in fields]
-        try:
-            indices = find_fields(on, paths, names)
-        except FieldError:
-            try:  # positions in a namedtuple
-                indices = find_fields(on, [field.path for field in fields], names)
-            except FieldError:
-                find_fields(on, paths, names, _described(fields, batch))
-                raise
-        return [fields[index] for index in indices]
+        for those in (paths, [field.path for field in fields]):  # these have positions in a namedtuple
+            with contextlib.suppress(FieldError):
+                return [fields[index] for index in find_fields(on, those, names)]
+        find_fields(on, paths, names, _described(fields, batch))  # raises
     images = [field for field in fields if looks_like_images(without_steps(field, windows))]
     if len(images) != 1:
         shown = listed(_described(fields, batch))
