@@ -116,7 +116,10 @@ class Number(float):
     pass
 
 
-@pytest.mark.parametrize("many", [list, lambda values: [*values, 3], lambda values: [Example(one) for one in values]])
+@pytest.mark.parametrize(
+    "many",
+    [list, lambda values: [*values, 3], lambda values: [Example(one) for one in values], lambda values: values[77]],
+)
 @pytest.mark.parametrize(
     ("one", "other"),
     [

@@ -3,6 +3,8 @@
 import argparse
 import array
 import collections
+import datetime
+import enum
 import io
 import logging
 import multiprocessing
@@ -33,6 +35,10 @@ from memfeed.convert.plain_data import (
 )
 
 N = 120
+
+
+class Side(enum.Enum):
+    LEFT = 1
 
 
 class Of(Dataset):
@@ -94,7 +100,10 @@ def test_data(value):
 
 
 @pytest.mark.parametrize(
-    "value", [1, True, 2.5, 1j, "word", np.float32(1), [1, 2], {"a": 1}, list(range(SETTINGS - 1)), torch.Size([2, 3])]
+    "value",
+    [1, True, 2.5, 1j, "word", np.float32(1), [1, 2], {"a": 1}, list(range(SETTINGS - 1)), torch.Size([2, 3])]
+    + [slice(1), range(N), datetime.timedelta(1), Side.LEFT],
+    ids=lambda value: type(value).__name__,
 )
 def test_settings(value):
     assert found(v=value) == {"v": "setting"}
@@ -102,7 +111,7 @@ def test_settings(value):
 
 @pytest.mark.parametrize(
     "value",
-    [None, int, Three, len, lambda: 1, [], {}, "", random.Random(1), torch.nn.Linear(2, 2), slice(1), range(N)],
+    [None, int, Three, len, lambda: 1, [], {}, "", random.Random(1), torch.nn.Linear(2, 2)],
     ids=lambda value: type(value).__name__,
 )
 def test_neither(value):
@@ -201,7 +210,7 @@ def test_datasets_inside_are_followed():
     inner = Of(targets=list(range(N)))
     assert found(dataset=inner) == {"dataset.targets": "data"}
     leaves = {leaf.path: leaf.kind for leaf in leaves_of(Subset(inner, range(N)))}
-    assert leaves == {"dataset.targets": "data"}
+    assert leaves == {"dataset.targets": "data", "indices": "setting"}
     many = [Of(targets=list(range(N))) for _ in range(MOST_PARTS + 1)]
     assert {leaf.path for leaf in leaves_of(Of(parts=many))} == {"parts[*].targets"}
     assert {leaf.path for leaf in leaves_of(Of(parts=many[:2]))} == {"parts[0].targets", "parts[1].targets"}

@@ -341,8 +341,6 @@ def some_of(value: Any, most: int) -> Any:
         return [len(keys), [(keys[i], value[keys[i]]) for i in chosen(len(keys), most)]]
     if isinstance(value, set | frozenset):
         value = _ordered_set(value)
-    if isinstance(value, np.ma.MaskedArray):
-        return [some_of(one, most) for one in (np.ma.getmaskarray(value), value.data)]
     if isinstance(value, np.ndarray | torch.Tensor):
         return _blocks_of(value, most)
     if is_table(value) or is_column(value):
@@ -359,6 +357,8 @@ def some_of(value: Any, most: int) -> Any:
 
 
 def _blocks_of(value: Any, most: int) -> Any:
+    if isinstance(value, np.ma.MaskedArray):
+        return [_blocks_of(one, most) for one in (value.data, np.ma.getmaskarray(value))]
     described = [str(value.dtype), list(value.shape)]
     is_flat = isinstance(value, torch.Tensor) or (not value.dtype.hasobject and value.flags.c_contiguous)
     if not is_flat:

@@ -103,7 +103,7 @@ class _Walk:
     ) -> Iterator[Leaf]:
         if value is None or isinstance(value, type | Store | torch.nn.Module) or depth > DEEPEST:
             return
-        if isinstance(value, bool | int | float | complex | str | os.PathLike | np.generic):
+        if isinstance(value, int | float | complex | str | os.PathLike | np.generic) or content_of(value) is not None:
             is_text = isinstance(value, str | os.PathLike)
             is_place = isinstance(value, str | os.PathLike) and (os.path.isabs(value) or is_folder(value))
             if not objects or is_text:
