@@ -15,6 +15,7 @@ from memfeed import Loader
 from memfeed.convert.changes import Watched
 from memfeed.convert.dataset_settings import settings_of
 from memfeed.errors import StaleStoreError
+from memfeed.splitting.places import CallablePlace
 
 
 def test_settings_are_those_of_the_pipelines():
@@ -119,6 +120,17 @@ def test_an_own_attribute_in_the_place_of_that_of_the_class(path):
 
 def test_an_own_attribute_with_the_value_of_the_class_is_no_change(path):
     third_epoch(Mapped(), lambda dataset: setattr(dataset, "level", dataset.level), path)
+
+
+def test_a_method_that_a_cut_pipeline_calls_is_replaced():
+    class Moved(Labelled):
+        def moved(self, image):
+            return image
+
+    dataset, place = Moved(), CallablePlace((("method", "moved"),), Moved.moved)
+    before = settings_of(dataset, [place])
+    Moved.moved = lambda self, image: image + 1
+    assert settings_of(dataset, [place]) != before
 
 
 @pytest.mark.parametrize("keep", [lambda one: [0, one], lambda one: {"a": 0, 1: one}, lambda one: (one,)])

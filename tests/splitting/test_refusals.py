@@ -309,6 +309,19 @@ def test_a_step_that_changes_an_earlier_result_after_the_proof_is_refused():
         [cut[index] for index in range(16)]
 
 
+def test_a_sample_that_draws_in_another_place_than_the_proven_ones_is_named():
+    class Rare(Tensors):
+        def __getitem__(self, index):
+            image = self.transform(self.load(index))
+            return image + torch.rand(()) if index == 13 else image
+
+    dataset = Rare(FLIP)
+    proof = prove(dataset, range(8))
+    cut = CutDataset(proof, rest_of(proof).layout, None, is_remade=False)
+    with pytest.raises(SplitError, match=r"^sample 13: .* draws random numbers.*test_refusals.py:\d+\)\. None of"):
+        [cut[index] for index in range(8, 16)]
+
+
 class Packed:
     """What a pipeline's last step may put numbers in: OpenMMLab's DataSample, for example. It equals only itself."""
 

@@ -89,8 +89,6 @@ def settings_of(dataset: Any, places: Sequence[CallablePlace] = ()) -> dict[str,
         with contextlib.suppress(Exception):  # the way is another one now
             for end, key in enumerate(place.path, 1):
                 value = part_of(value, key)
-                if key[0] == "method":
-                    continue
                 text = str(CallablePlace(place.path[:end], value)).removeprefix("dataset.")
                 text = OF_MODULE + text if any(kind == "global" for kind, _ in place.path[:end]) else text
                 if isinstance(value, dict | list | tuple):

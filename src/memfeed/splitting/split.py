@@ -21,7 +21,8 @@ from memfeed.errors import SchemaError, SplitError, listed
 from memfeed.schema.containers import device_of
 from memfeed.schema.names import display
 from memfeed.schema.recipe import RecipeStep
-from memfeed.splitting.cut import Cut
+from memfeed.splitting.cut import Cut, DrawsOutsideError
+from memfeed.splitting.generators import drawing_line
 from memfeed.splitting.leaves import to_tensor
 from memfeed.splitting.pattern import Read, from_parts, to_parts
 from memfeed.splitting.places import replaced
@@ -107,7 +108,17 @@ class CutDataset(Dataset[Any]):
         started = time.monotonic()
         self._seconds["start"] = self._seconds["start"] or started
         index = range(len(self))[index]
-        read = self.cut.read(index)
+        try:
+            read = self.cut.read(index)
+        except SplitError as error:
+            where = ""
+            if isinstance(error, DrawsOutsideError):
+                generators, watched = self.cut.generators, self.cut.quiet
+                where = drawing_line(self.cut.read, [index], generators, self.cut.draws_so_far, watched)
+            raise SplitError(
+                f"sample {index}: {error}{where}. None of the samples that the cut of the pipeline was proven on did "
+                "so; expected all samples alike: change the dataset, or read it by a DataLoader"
+            ) from None
         number = self.cut.known(read)
         if number is None:
             raise SplitError(
