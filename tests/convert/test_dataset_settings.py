@@ -130,7 +130,11 @@ def test_a_method_that_a_cut_pipeline_calls_is_replaced():
     dataset, place = Moved(), CallablePlace((("method", "moved"),), Moved.moved)
     before = settings_of(dataset, [place])
     Moved.moved = lambda self, image: image + 1
-    assert settings_of(dataset, [place]) != before
+    after = settings_of(dataset, [place])
+    assert after["moved"] != before["moved"]
+    for other in (lambda image: image - 1, functools.partial(max, 0)):
+        dataset.moved = other
+        assert settings_of(dataset, [place])["moved"] not in (before["moved"], after["moved"])
 
 
 @pytest.mark.parametrize("keep", [lambda one: [0, one], lambda one: {"a": 0, 1: one}, lambda one: (one,)])

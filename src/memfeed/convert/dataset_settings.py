@@ -183,8 +183,9 @@ def _collect(value: Any, path: str, found: dict[str, Any], seen: set[int], depth
         for name, one in held_by(value):
             _collect(one, f"{path}.{name}", found, seen, depth + 1)
     elif isinstance(value, types.MethodType):
-        _collect(value.__func__, f"{path}.__func__", found, seen, depth + 1)
+        _collect(value.__func__, path, found, seen, depth + 1)  # a function may take its place
     elif isinstance(value, functools.partial):
+        found[path] = functools.partial
         for name in ("func", "args", "keywords"):
             _collect(getattr(value, name), f"{path}.{name}", found, seen, depth + 1)
     else:
