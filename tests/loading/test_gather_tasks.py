@@ -108,3 +108,11 @@ def test_a_sampler_that_draws_other_rows_cannot_go_on():
 def test_what_is_no_row_number(rows):
     with pytest.raises(RowError, match="from a sampler; expected row numbers"):
         next(tasks_of_sampler(rows, 1, "keep", None, same))
+
+
+@pytest.mark.parametrize("drawn", [None, 1, torch.tensor(1)])
+def test_what_is_no_list_of_rows(drawn):
+    """None was taken for the end of the epoch: the batches after it were missing, without a word."""
+    sampler = [[0], drawn, [2]]
+    with pytest.raises(RowError, match=r"found .* from a batch sampler; expected a list of row numbers"):
+        list(tasks_of_sampler(sampler, None, "keep", None, same))

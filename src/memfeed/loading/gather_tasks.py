@@ -232,10 +232,14 @@ def _draw(drawing: Iterator[Any], size: int | None) -> tuple[Int64Array, list[in
     Raises RowError for anything but ints, and lists of ints.
     """
     if size is None:
-        batch = next(drawing, None)
-        if batch is None:
+        batch = next(drawing, drawing)
+        if batch is drawing:
             return None
-        rows = list(batch)
+        try:
+            drawn = iter(batch)
+        except TypeError:
+            raise RowError(f"found {brief(batch)} from a batch sampler; expected a list of row numbers") from None
+        rows = list(drawn)
     else:
         rows = [row for _, row in zip(range(size), drawing, strict=False)]
         if not rows:

@@ -72,6 +72,7 @@ class Arguments:
             (("collate_fn", "worker_init_fn"), callable, "a function"),
             (("sampler", "batch_sampler"), _is_iterable, "row numbers, or lists of them: an object with __iter__"),
             (("generator",), lambda one: isinstance(one, torch.Generator), "a torch.Generator"),
+            (("timeout",), lambda one: isinstance(one, int | float), "a number of seconds"),
             (("return_rows",), lambda one: one in (False, True), "True or False"),
         ):
             for name in names:
@@ -91,7 +92,7 @@ class Arguments:
 
 
 def _is_iterable(value: Any) -> bool:
-    return hasattr(value, "__iter__") or hasattr(value, "__getitem__")
+    return hasattr(type(value), "__iter__") or hasattr(type(value), "__getitem__")  # of a class: its metaclass's
 
 
 @dataclass(frozen=True, eq=False)
