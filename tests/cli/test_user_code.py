@@ -11,6 +11,8 @@ from memfeed.cli.user_code import load_classes, load_dataset, load_transform
 SOURCE = """
 import torch
 data = [1, 2]
+def train():
+    pass
 class Inside:
     rows = [3]
     class Deeper:
@@ -48,6 +50,12 @@ M = "some_data_of_test"
 )
 def test_datasets(text, found):
     assert load_dataset(text) == found
+
+
+def test_a_step_without_a_batch_that_makes_nothing():
+    """A step that trains and takes no batch was called once, and its None was taken for no step."""
+    with pytest.raises(UsageError, match="found that it takes no batch, and returns None; expected a function of a "):
+        load_transform(f"{M}:train")
 
 
 def test_transforms():

@@ -183,6 +183,8 @@ def test_samples_without_numbers_cannot_be_read_in_turns(source):
         (3, {}, r"found 3 \(int\); expected a dataset, or its DataLoader"),
         (time, {}, "found <module 'time'.*expected a dataset"),
         ([1, 2], {"device": "meta"}, "expected cpu or cuda"),
+        ([1, 2], {"device": "cuda:99"}, "found device cuda:99; this machine has"),
+        ([1, 2], {"device": "cudda"}, "found device 'cudda'; expected one that torch knows"),
         (DataLoader([1, 2]), {"batch_size": 4}, "found a DataLoader with batch_size="),
         (memfeed.Loader(torch.arange(4)), {}, "found a Loader, which memfeed reads already"),
     ],

@@ -31,7 +31,7 @@ def load_dataset(text: str) -> Any:
 def load_transform(text: str) -> Any:
     """Return the transform that ``module:name`` names. A function that needs no argument is called to make one.
 
-    Raises UsageError if there is no such name, or if the user's code raises.
+    Raises UsageError if there is no such name, if the user's code raises, or if it makes nothing.
     """
     found = _find(text)
     if not callable(found) or isinstance(found, torch.nn.Module):
@@ -41,7 +41,10 @@ def load_transform(text: str) -> Any:
     except (TypeError, ValueError):
         return found  # it needs an argument: it is the transform itself, and takes a batch
     with _code_of_user(f"calling {text}"):
-        return found()
+        made = found()
+    if made is None:
+        raise UsageError(f"{text}: found that it takes no batch, and returns None; expected a function of a batch")
+    return made
 
 
 def load_classes(texts: Iterable[str]) -> tuple[type, ...]:

@@ -23,6 +23,7 @@ from memfeed.loading.loader import Loader
 from memfeed.loading.sources import is_dataset
 from memfeed.store.store import Store
 from memfeed.system.torch_loader import DataLoader
+from memfeed.transfer.to_device import check_device
 from memfeed.verdict.judge import Turn
 
 BATCH_SIZE = 32
@@ -174,7 +175,7 @@ def describe(source: Any, step: Any, batch_size: int | None, worker_count: int |
         )
     if step is not None and not callable(step):
         raise LoaderError(f"found step={step!r:.60}; expected a function of a batch")
-    device = None if device is None else torch.device(device)
+    device = check_device(device)
     if device is not None and device.type not in ("cpu", "cuda"):
         raise LoaderError(f"found device={str(device)!r}; expected cpu or cuda: other devices are not measured")
     loader = source if isinstance(source, DataLoader) else None
