@@ -30,10 +30,13 @@ def test_a_file_that_is_no_image_is_named(tree):
 
 
 def test_a_tree_without_images(tmp_path):
-    with pytest.raises(FileNotFoundError):
-        image_folder(tmp_path / "none")
-    (tmp_path / "empty").mkdir()
     expected = r"expected one sub-folder of images per class, as .*cats/1\.jpg; found: "
+    with pytest.raises(FileNotFoundError, match=expected + "No such file or directory"):
+        image_folder(tmp_path / "none")
+    (tmp_path / "file").write_text("")
+    with pytest.raises(NotADirectoryError, match=expected + "Not a directory"):
+        image_folder(tmp_path / "file")
+    (tmp_path / "empty").mkdir()
     for root in (tmp_path, tmp_path / "empty"):
         with pytest.raises(FileNotFoundError, match=expected):
             image_folder(root)

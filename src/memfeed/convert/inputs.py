@@ -271,11 +271,10 @@ def image_folder(root: str | os.PathLike[str], transform: Callable[[Any], Any] |
     folder = local_path(root)
     try:
         return ImageFolder(str(folder), transform=transform, loader=_load_image)
-    except FileNotFoundError as error:
-        if error.filename is not None:  # there is no such folder
-            raise
-        raise FileNotFoundError(
-            f"{root}: expected one sub-folder of images per class, as {folder / 'cats' / '1.jpg'}; found: {error}"
+    except (FileNotFoundError, NotADirectoryError) as error:
+        found = error if error.filename is None else error.strerror  # that there is no such folder
+        raise type(error)(
+            f"{root}: expected one sub-folder of images per class, as {folder / 'cats' / '1.jpg'}; found: {found}"
         ) from None
 
 
