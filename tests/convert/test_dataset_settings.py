@@ -137,6 +137,14 @@ def test_a_method_that_a_cut_pipeline_calls_is_replaced():
         assert settings_of(dataset, [place])["moved"] not in (before["moved"], after["moved"])
 
 
+def test_an_object_takes_the_place_of_a_list_of_steps():
+    dataset = Labelled()
+    dataset.transform = [torch.nn.ReLU(), torch.nn.Tanh()]
+    before = settings_of(dataset)
+    dataset.transform = torch.nn.Sequential(*dataset.transform, torch.nn.Sigmoid())
+    assert [path for path, one in settings_of(dataset).items() if before.get(path, one) != one] == ["transform"]
+
+
 @pytest.mark.parametrize("keep", [lambda one: [0, one], lambda one: {"a": 0, 1: one}, lambda one: (one,)])
 def test_a_number_of_a_config_in_a_list_or_dict(path, keep):
     dataset, config = Labelled(), Config()

@@ -12,8 +12,10 @@ import pytest
 import torch
 from PIL import Image
 from recipes import picture
+from torch.utils.data import Dataset
 from torchvision.datasets import ImageFolder
 from torchvision.transforms import transforms as v1
+from torchvision.transforms import v2
 
 import memfeed
 from memfeed import Loader
@@ -293,3 +295,34 @@ def test_after_a_kill_no_present_row_is_computed_again(form, tree, tmp_path):
     assert sorted(reads(path)[1][: len(absent)]) == absent
     assert out.read_text().splitlines() == [digest(batch) for batch in epoch_of(expected)]
     require_same_store(path, expected)
+
+
+class Augmented(Dataset):
+    """Photographs, of which those of a rare class get a step more."""
+
+    def __init__(self, count, rare):
+        self.targets = [2 if i in rare else i % 2 for i in range(count)]
+        self.transform = v2.Compose([v2.RandomCrop(12), v2.ToDtype(torch.float32)])
+        self.more = v2.RandomHorizontalFlip()
+
+    def __len__(self):
+        return len(self.targets)
+
+    def __getitem__(self, index):
+        image = torch.full((3, 16, 16), index % 200, dtype=torch.uint8) + torch.arange(16, dtype=torch.uint8)
+        image = self.transform(image)
+        return (self.more(image) if self.targets[index] == 2 else image), self.targets[index]
+
+
+@pytest.mark.parametrize("rare", [{211}, set(range(200, 206))])
+def test_a_rare_class_with_a_step_of_its_own_is_among_the_samples_that_are_proven(path, rare):
+    dataset = Augmented(400, rare)
+    loader = Loader(dataset, 16, shuffle=True, cache=path)
+    assert isinstance(loader, Loader)
+    flips = {
+        int(image[0, 0, 0] > image[0, 0, -1])
+        for _ in range(8)
+        for images, labels in loader
+        for image in images[labels == 2]
+    }
+    assert flips == {0, 1}

@@ -12,8 +12,9 @@ from idiom import Rows, Tensors
 from idioms_arrays import Arrays
 from torchvision.transforms import transforms as v1
 
+from memfeed.convert.splits import rows_to_prove
 from memfeed.errors import SplitError
-from memfeed.splitting.proof import prove, rows_to_prove
+from memfeed.splitting.proof import prove
 from memfeed.splitting.rest import rest_of
 from memfeed.splitting.split import CutDataset
 

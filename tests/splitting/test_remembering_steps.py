@@ -8,8 +8,9 @@ import torch
 from torch.utils.data import Dataset
 
 from memfeed import Loader
+from memfeed.convert.splits import rows_to_prove
 from memfeed.errors import SplitError
-from memfeed.splitting.proof import SEEDS, prove, prove_row, rows_to_prove
+from memfeed.splitting.proof import SEEDS, prove, prove_row
 from memfeed.splitting.split import split
 
 v1 = pytest.importorskip("torchvision.transforms")

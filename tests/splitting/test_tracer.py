@@ -11,11 +11,12 @@ from idioms_wrappers import AugmentedBy, Augmenter, Wrapper
 from torch.utils.data import ConcatDataset
 from torchvision.transforms import v2
 
+from memfeed.convert.splits import rows_to_prove
 from memfeed.schema.compare import equal
 from memfeed.splitting.cut import Cut
 from memfeed.splitting.generators import Generators
 from memfeed.splitting.places import find_places
-from memfeed.splitting.proof import prove, rows_to_prove
+from memfeed.splitting.proof import prove
 from memfeed.splitting.tracer import Marked
 
 FLIP, CROP = v2.RandomHorizontalFlip(), v2.CenterCrop(24)

@@ -103,7 +103,7 @@ def _collect_owner(owner: Any, path: str, found: dict[str, Any], seen: set[int],
         return
     seen.add(id(owner))
     for cls in reversed(type(owner).__mro__):
-        for name, value in vars(cls).items():
+        for name, value in list(vars(cls).items()):  # another thread may add to it
             if isinstance(value, _PLAIN) and name[:2] != "__":
                 found[f"{path}.{name}" if path else name] = _OfClass(value)
     for name, value in attributes_of(owner):
@@ -159,7 +159,7 @@ def _collect(value: Any, path: str, found: dict[str, Any], seen: set[int], depth
         return
     if isinstance(value, _PLAIN):
         found[path] = value if value == value else "nan"
-        for name, one in vars(value).items() if isinstance(value, type) else ():
+        for name, one in list(vars(value).items()) if isinstance(value, type) else ():
             if isinstance(one, _PLAIN) and not isinstance(one, type) and name[:1] != "_":
                 found[f"{path}.{name}"] = one
         return
@@ -176,6 +176,7 @@ def _collect(value: Any, path: str, found: dict[str, Any], seen: set[int], depth
         if len(value) > MOST_SETTINGS // 100 or isinstance(value, set | frozenset):
             found[path] = hash_value(value, SOME if len(value) > MOST_ENTRIES else 0)
             return
+        found[path] = type(value)  # a Compose may take the place of a list
         for key, one in value.items() if isinstance(value, Mapping) else enumerate(value):
             _collect(one, f"{path}[{key!r}]" if type(key) in (int, str) else f"{path}[?]", found, seen, depth + 1)
     elif isinstance(value, types.FunctionType):

@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import random
 from collections import deque
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
+from memfeed.convert.fingerprint import targets_of
 from memfeed.convert.inputs import Input, read_sample
 from memfeed.convert.options import ConvertOptions
 from memfeed.convert.randomness import as_worker, require_same_together
 from memfeed.convert.watchdog import Watchdog
 from memfeed.errors import MemfeedError, RandomDataError, SampleError, SplitError, StaleStoreError
 from memfeed.errors import cut as cut_text
+from memfeed.schema.codec import Int64Array
 from memfeed.schema.recipe import PER_SAMPLE
 from memfeed.splitting.unread import attributes_inside
 from memfeed.store.dataset_attributes import Keep
@@ -26,6 +32,8 @@ if TYPE_CHECKING:
 
     from memfeed.splitting.split import Split
 
+ROWS = 16  # that a cut is proven on
+_MOST_CLASSES = 2_000_000  # samples whose classes are looked at
 _TRIED_AS_WORKER = 4  # samples
 _FAILED = 4  # samples that raise, before a dataset counts as not ready
 
@@ -66,12 +74,13 @@ def split_input(given: Input, stored: Store | None, options: ConvertOptions, tar
             "a pipeline: leave split out"
         )
     from memfeed.splitting.cut import StatefulError  # most conversions split nothing
-    from memfeed.splitting.proof import rows_to_prove
     from memfeed.splitting.split import split
 
     assert given.length is not None
     name = which if isinstance(which, str) and which != "auto" else None
-    rows, folder = _readable(given, options, rows_to_prove(given.length)), str(target.parent)
+    targets = targets_of(given.dataset, given.length) if given.length <= _MOST_CLASSES else None
+    rows = _readable(given, options, rows_to_prove(given.length, None if targets is None else targets[0]))
+    folder = str(target.parent)
     try:
         cut = split(given.dataset, rows, name, options.keep, folder, cuts_fixed=which != "auto" or has_rest)
         if cut is not None:  # else the probe does this
@@ -150,6 +159,20 @@ def moved_in_turn(dataset: Any, places: Mapping[tuple[int, str], int]) -> bool:
 
 class NotReadyError(SampleError, SplitError):
     """No sample can be read yet; the first original exception is the cause."""
+
+
+def rows_to_prove(length: int, classes: Int64Array | None = None) -> list[int]:
+    """Return the indices of randomly chosen samples, the same in each run.
+
+    ``classes`` are those of all samples, if they are known: every other index is of one of the rarest classes, because
+    a pipeline may have steps for these.
+    """
+    rows = random.Random(length).sample(range(length), min(length, ROWS))
+    if classes is None:
+        return rows
+    _, first, counts = np.unique(classes, return_index=True, return_counts=True)
+    rare = first[np.argsort(counts, kind="stable")].tolist()
+    return list(dict.fromkeys(chain(*zip(rows, rare, strict=False), rows)))[: len(rows)]
 
 
 def _readable(given: Input, options: ConvertOptions, rows: list[int]) -> list[int]:

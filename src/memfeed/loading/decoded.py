@@ -176,7 +176,7 @@ def become_decoded(
     lost = [
         f"{cls.__name__}.{name}"
         for cls in derived
-        for name, one in vars(cls).items()
+        for name, one in list(vars(cls).items())
         if _is_own(name, one) and not (name in _RECORDED and inspect.unwrap(one) is inspect.unwrap(getattr(base, name)))
     ]
     if others or lost:

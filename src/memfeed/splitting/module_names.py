@@ -147,7 +147,7 @@ def functions_of(cls: type) -> Iterator[tuple[str, types.FunctionType]]:
     """Yield the methods and properties of a class that a user wrote, each by its name."""
     seen: set[str] = set()
     for one in cls.__mro__[:-1]:
-        for name, value in vars(one).items():
+        for name, value in list(vars(one).items()):  # another thread may add to it
             function = _function_of(value)
             is_plain = type(value) in (types.FunctionType, staticmethod, classmethod, property)
             if (

@@ -282,7 +282,7 @@ def _of_classes(owner: Any, inner: Mapping[str, Any]) -> Iterator[tuple[Key, Any
     if not (_is_dataset(owner) or is_helper) or not hasattr(owner, "__dict__"):
         return
     for cls in type(owner).__mro__[:-1]:
-        for name, value in vars(cls).items():
+        for name, value in list(vars(cls).items()):  # another thread may add to it
             if name in inner or (name[:2] == "__" and name[-2:] == "__"):
                 continue
             function = value.__func__ if isinstance(value, staticmethod | classmethod) else value

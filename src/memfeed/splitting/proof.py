@@ -23,7 +23,6 @@ from memfeed.splitting.places import CallablePlace, find_places
 from memfeed.splitting.recording import Entry
 from memfeed.system.signals import is_of_handler
 
-ROWS = 16
 WATCHED = 64  # one row in so many is proven whole when it is stored
 SEEDS = 4
 SCANNED_SEEDS = 32
@@ -54,11 +53,6 @@ class Proof:
         more = f", {len(self.pending)} more" if self.pending else ""
         proven = f"proven on {len(self.rows)} whole samples under {SEEDS} seeds each"
         return f"{proven}{more} and one row in {WATCHED} as they are stored"
-
-
-def rows_to_prove(length: int) -> list[int]:
-    """Return the indices of randomly chosen samples, the same in each run."""
-    return random.Random(length).sample(range(length), min(length, ROWS))
 
 
 def look(dataset: Any, rows: Sequence[int], generators: Generators, *, at_once: bool) -> tuple[bool, set[int]]:
