@@ -19,6 +19,8 @@ from torchvision.transforms import v2
 
 import memfeed
 from memfeed import Loader
+from memfeed.errors import SplitError
+from memfeed.loading.decoded import DecodedLoader
 from memfeed.system.threads import end_all
 from memfeed.testing import equal
 from short_form import short_form
@@ -301,17 +303,34 @@ class Augmented(Dataset):
     """Photographs, of which those of a rare class get a step more."""
 
     def __init__(self, count, rare):
-        self.targets = [2 if i in rare else i % 2 for i in range(count)]
+        self.targets = self.labels = [2 if i in rare else i % 2 for i in range(count)]
         self.transform = v2.Compose([v2.RandomCrop(12), v2.ToDtype(torch.float32)])
         self.more = v2.RandomHorizontalFlip()
 
     def __len__(self):
-        return len(self.targets)
+        return len(self.labels)
 
     def __getitem__(self, index):
         image = torch.full((3, 16, 16), index % 200, dtype=torch.uint8) + torch.arange(16, dtype=torch.uint8)
         image = self.transform(image)
-        return (self.more(image) if self.targets[index] == 2 else image), self.targets[index]
+        return (self.more(image) if self.labels[index] == 2 else image), self.labels[index]
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_sample_that_does_not_fit_the_cut_ends_one_run_and_the_next_reads_the_dataset_as_it_is(path, workers, capsys):
+    dataset = Augmented(400, {211})
+    dataset.labels, dataset.targets = dataset.targets, None
+    loader = Loader(dataset, 16, shuffle=True, cache=path, num_workers=workers)
+    with pytest.raises(SplitError, match="sample 211: .* Or run the program again: beside this cache= it reads"):
+        list(loader)
+    end_all()
+    for _ in range(2):
+        loader = Loader(dataset, 16, shuffle=True, cache=path, num_workers=workers)
+        assert type(loader) is DecodedLoader
+        assert sum(len(labels) for _, labels in loader) == 400
+    said = capsys.readouterr().err
+    assert "an earlier run was ended by sample 211" in said
+    assert "rows are kept" not in said
 
 
 @pytest.mark.parametrize("rare", [{211}, set(range(200, 206))])

@@ -51,6 +51,11 @@ def clear(root: Path) -> None:
     files.remove_tree(root, keep=[work / "lock", work / "owner", work / FORMS])
 
 
+def refusal_at(root: Path) -> Path:
+    """Return the file that says what ended the build at ``root``, if a sample did that does not fit the cut."""
+    return root / WORK_DIRECTORY / "refused"
+
+
 @contextlib.contextmanager
 def claim(path: Path, *, wait: bool = True, thread: int | None = None) -> Iterator[Path]:
     """Make this process the one builder of the store at ``path``, and yield the build's directory.

@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from memfeed.building.build import Build
-from memfeed.building.claim import ClaimedError, claim, ends_by_itself
+from memfeed.building.claim import ClaimedError, claim, ends_by_itself, refusal_at
 from memfeed.building.partial import ABSENT, SKIPPED
 from memfeed.building.service import POLL_SECONDS, Service
 from memfeed.building.unit_queue import NONE
@@ -186,7 +186,7 @@ class DatasetSupply(Service):
         if self._done.is_set() or self._lead is None or self.conversion.is_temporary:
             return
         self.build.sync()
-        if self.conversion.options.says and not self._is_continued:
+        if self.conversion.options.says and not self._is_continued and not refusal_at(self.root).is_file():
             found = self.progress()
             why = f". The commit failed: {self._error}" if self._error is not None and self._is_complete() else ""
             write_line(

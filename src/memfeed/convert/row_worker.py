@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from memfeed.building.build import Build
+from memfeed.building.claim import refusal_at
 from memfeed.building.partial import runs
 from memfeed.convert.fingerprint import require_reread
 from memfeed.convert.inputs import read_sample
 from memfeed.convert.randomness import Draws, share_memory
 from memfeed.convert.watchdog import WAITING, WRITING, Watchdog, failure_of
 from memfeed.convert.write_run import Report, RunWriter, WritePlan, flatten_sample, pack_rows
-from memfeed.errors import SampleError, SchemaError, UnfitRowError
+from memfeed.errors import SampleError, SchemaError, SplitError, UnfitRowError
 from memfeed.schema import values
 from memfeed.schema.codec import Packed
 from memfeed.schema.fields import shown_dims
+from memfeed.system import files
 from memfeed.system.signals import is_of_handler
 
 REREAD = "reread"
@@ -145,6 +148,15 @@ class RowWorker:
                     sample = read_sample(self._dataset, row, self._watchdog, self._number)
                 # a dataset may fill one buffer for every sample: the next one would change this one
                 read[row] = [values.copy_value(leaf) for leaf in flatten_sample(self._plan, sample, row)]
+            except SplitError as error:
+                if not self._plan.is_read:
+                    raise
+                with contextlib.suppress(OSError):
+                    files.write_file(refusal_at(self._build.root), str(error).encode())
+                raise SplitError(
+                    f"{error}. Or run the program again: beside this cache= it reads the dataset as a DataLoader does, "
+                    "and keeps the files that are decoded"
+                ) from None
             except (SampleError, SchemaError) as error:
                 if self._plan.skip_errors and isinstance(error, SampleError):
                     self._writer.rows.skip(row)

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from memfeed.building.claim import refusal_at
 from memfeed.convert.fingerprint import targets_of
 from memfeed.convert.inputs import Input, read_sample
 from memfeed.convert.options import ConvertOptions
@@ -21,6 +22,7 @@ from memfeed.schema.codec import Int64Array
 from memfeed.schema.recipe import PER_SAMPLE
 from memfeed.splitting.unread import attributes_inside
 from memfeed.store.dataset_attributes import Keep
+from memfeed.store.format import build_path
 from memfeed.store.opened import open_store
 from memfeed.store.store import Store, with_parts
 from memfeed.system import random_state
@@ -72,6 +74,11 @@ def split_input(given: Input, stored: Store | None, options: ConvertOptions, tar
         raise SplitError(
             f"found split={which!r} for {type(given.dataset).__name__}; expected a map-style dataset (len and []) with "
             "a pipeline: leave split out"
+        )
+    if which == "auto" and stored is None and (refusal := refusal_at(build_path(target))).is_file():
+        raise _not_cut(
+            f"an earlier run was ended by {refusal.read_text()}. What it left in {build_path(target)} is of no use; "
+            "without that directory the cut is tried again"
         )
     from memfeed.splitting.cut import StatefulError  # most conversions split nothing
     from memfeed.splitting.split import split
