@@ -14,6 +14,7 @@ from memfeed.convert.probe import probe_indices
 from memfeed.errors import SchemaError, StoreError, UnfitRowError
 from memfeed.store import format
 from memfeed.system.locks import close_lock
+from memfeed.system.messages import say_once
 from memfeed.system.threads import end_all
 from memfeed.testing import equal
 
@@ -277,3 +278,58 @@ def test_an_image_whose_channels_do_not_tell_its_mode_is_an_error(usual, other, 
         list(Loader(Modes(usual, other), BATCH, collate_fn=list, cache=tmp_path / "s.mf"))
     with pytest.raises(SchemaError, match=rf"sample {ODD[0]}, .* a PIL image of the mode {other}; .* convert it"):
         memfeed.cache(Modes(usual, other), tmp_path / "t.mf", workers=0, progress=False)
+
+
+class OtherModes(Dataset):
+    """PIL images of one mode, which the channels do not tell, and a NumPy scalar; ``palette`` by index."""
+
+    def __init__(self, mode, palette=lambda index: range(30)):
+        self.mode, self.palette = mode, palette
+
+    def __len__(self):
+        return N
+
+    def __getitem__(self, index):
+        values = np.random.default_rng(index).integers(0, 256, (6, 5, 4), dtype=np.uint8)
+        if self.mode == "P":
+            image = Image.fromarray(values[..., 0] % 10)
+            image.putpalette(bytes(self.palette(index)))
+        elif self.mode == "PA":
+            image = Image.fromarray(values[..., 0] % 10).convert("P").convert("PA")
+        elif self.mode in ("I;16", "I", "F"):
+            image = Image.fromarray(values[..., 0].astype({"I;16": "u2", "I": "i4", "F": "f4"}[self.mode]) * 200)
+        else:
+            image = Image.fromarray(values).convert("L" if self.mode == "LA" else "RGB").convert(self.mode)
+        return image, np.int16(index)
+
+
+@pytest.mark.parametrize("mode", ["1", "LA", "P", "CMYK", "YCbCr", "HSV", "I;16", "I", "F"])
+def test_a_collate_fn_gets_images_of_other_modes_as_they_were(mode, tmp_path):
+    dataset = OtherModes(mode)
+    for _ in range(2):  # filled, and opened again
+        loader = Loader(dataset, BATCH, collate_fn=list, cache=tmp_path / "s.mf")
+        for index, (image, number) in enumerate(sample for batch in loader for sample in batch):
+            assert image == dataset[index][0]
+            assert (type(number), number) == (np.int16, index)
+        loader.store.finish()
+    (image, _), *_ = next(iter(DataLoader(loader.dataset, BATCH, collate_fn=loader.collate_fn)))
+    assert image == dataset[0][0]
+
+
+@pytest.mark.parametrize(
+    "dataset", [OtherModes("PA"), OtherModes("P", lambda index: range(index, index + 30))], ids=["PA", "palettes"]
+)
+def test_a_line_says_which_images_a_collate_fn_gets_as_tensors(dataset, tmp_path, capsys):
+    say_once.cache_clear()
+    (image, _), *_ = next(iter(Loader(dataset, BATCH, collate_fn=list, cache=tmp_path / "s.mf")))
+    assert isinstance(image, torch.Tensor)
+    assert "the collate_fn gets a PIL image (field 0) as a tensor" in capsys.readouterr().err
+    Loader(dataset, BATCH, cache=tmp_path / "s.mf")
+    Loader(OtherModes("P"), BATCH, collate_fn=list)
+    assert "as a tensor" not in capsys.readouterr().err
+
+
+def test_a_palette_that_is_not_that_of_the_first_samples_is_an_error(tmp_path):
+    dataset = OtherModes("P", lambda index: range(index == ODD[0], 30 + (index == ODD[0])))
+    with pytest.raises(SchemaError, match=rf"sample {ODD[0]}, field 0: .* the mode P with the same palette.*np\.array"):
+        list(Loader(dataset, BATCH, collate_fn=list, cache=tmp_path / "s.mf"))

@@ -185,8 +185,8 @@ SAMPLES = (
     ),
     Known(
         "`collate_fn`, and `dataset[i]`, get NumPy arrays, NumPy scalars and PIL images, if the samples have them",
-        "tensors of the same values; the `collate_fn` of a loader that was made of the dataset gets arrays and PIL "
-        "images (of the modes RGB, RGBA and L)",
+        "tensors of the same values; the `collate_fn` of a loader that was made of the dataset gets them as they were, "
+        "but for PIL images of the mode PA, or with palettes that differ or have a transparent colour, as a line says",
         "a store keeps numbers. `std()`, `/` and `repeat` differ between NumPy and torch: write `np.asarray(x)` in the "
         "`collate_fn`",
         r"(ndarray|Image|float32|int64|int8|bool) -> tensor ",

@@ -87,6 +87,20 @@ def test_samples_have_the_types_of_the_dataset(name, tmp_path):
         loader.store.finish()
 
 
+@pytest.mark.parametrize("is_joint", [True, False])
+def test_masks_with_palettes_of_their_own_stay_images(is_joint, tmp_path):
+    flip = v2.RandomHorizontalFlip(1.0)
+
+    def make(transform, index):
+        image, mask = pil(index), pil(index, "L").quantize(8)
+        return transform(image, mask) if is_joint else (transform(image), mask)
+
+    dataset = Made(v2.Compose([v2.RandomGrayscale(0.0), flip]), make)
+    loader = memfeed.Loader(dataset, 10, cache=tmp_path / "s.mf", collate_fn=list)
+    for index, sample in enumerate(sample for batch in loader for sample in batch):
+        assert sample == dataset[index]
+
+
 def test_their_values_are_those_of_the_batch(tmp_path):
     dataset = DATASETS["arrays and values"]
     batch = next(iter(memfeed.Loader(dataset, 10, cache=tmp_path / "s.mf", seed=3)))

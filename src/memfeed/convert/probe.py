@@ -29,7 +29,7 @@ from memfeed.schema.fields import Schema
 from memfeed.schema.infer import Inferred, infer
 from memfeed.schema.tree import open_container, types_of
 from memfeed.splitting.generators import Generators
-from memfeed.splitting.leaves import makers_of
+from memfeed.splitting.makers import makers_of
 from memfeed.store.store import Store
 from memfeed.system import random_state
 

@@ -39,7 +39,7 @@ class WritePlan(msgspec.Struct, frozen=True):
     skip_errors: bool = False
     refuse_random: bool = False
     is_read: bool = False
-    pictures: frozenset[int] = frozenset()  # of the fields that were PIL images of `PLAIN_MODES` when they were probed
+    pictures: dict[int, values.Picture] = {}  # by field index: what the PIL images had when they were probed
 
     @property
     def rows_per_write(self) -> int:
@@ -125,7 +125,7 @@ def _pack(plan: WritePlan, field_index: int, field: Field, column: Any, indices:
     pack = codec.pack_column if isinstance(column, np.ndarray | torch.Tensor) else codec.pack
     try:
         if field_index in plan.pictures:
-            _require_pictures(column)
+            _require_pictures(column, plan.pictures[field_index])
         return pack(field, column, cast=field_index in plan.casts)
     except SchemaError as error:
         at, text = getattr(error, "position", 0), str(error)
@@ -141,21 +141,25 @@ def _pack(plan: WritePlan, field_index: int, field: Field, column: Any, indices:
         raise named from None
 
 
-def picture_fields(schema: Schema, makers: Mapping[Any, Any]) -> frozenset[int]:
-    """Return the indices of the fields of which ``makers``, by path, make PIL images of their rows."""
-    kinds = {path: maker.keywords["kind"].name for path, maker in makers.items()}
-    return frozenset(at for at, field in enumerate(schema) if kinds.get(field.path, "").startswith("PIL "))
+def picture_fields(schema: Schema, makers: Mapping[Any, Any]) -> dict[int, values.Picture]:
+    """Return by field index the PIL images that ``makers``, by path, make of their rows."""
+    found = dict[int, values.Picture]()
+    for at, field in enumerate(schema):
+        made = getattr(makers.get(field.path), "keywords", {})
+        if made and made["kind"].name.startswith("PIL "):
+            found[at] = values.Picture(made["kind"].name[4:], bytes(made["palette"].numpy()))
+    return found
 
 
-def _require_pictures(column: Sequence[Any]) -> None:
-    """Raise SchemaError for a value that is no PIL image from whose channels its mode can be told."""
+def _require_pictures(column: Sequence[Any], like: values.Picture) -> None:
+    """Raise SchemaError for a value that is no PIL image which is made again as ``like``."""
     for at, value in enumerate(column):
-        if values.is_pil(value) and value.mode in values.PLAIN_MODES:
+        if values.is_pil(value) and values.picture_of(value) == like:
             continue
         found = f"a PIL image of the mode {value.mode}" if values.is_pil(value) else brief(value)
         named: Any = SchemaError(
-            f"found {found}; expected a PIL image of one of the modes {', '.join(values.PLAIN_MODES)}, as in the "
-            'samples that were read first: convert it in the dataset, as image.convert("RGB")'
+            f"found {found}; expected a PIL image of {like}, as in the samples that were read first: convert it in the "
+            'dataset, as image.convert("RGB"), or return np.array(image)'
         )
         named.position = at
         raise named

@@ -131,6 +131,8 @@ def _fill_store(dataset: Any, given: Arguments) -> Store:
     _require_batched(store, given.require)
     if given.collate_fn is None and given.batch_size is not None:
         _say_lists(dataset, store)
+    if given.collate_fn is not None:
+        _say_pictures(dataset, store)
     context, starts_processes = given.multiprocessing_context, worker_count > 0 and store._view.supply is not None
     if starts_processes:  # warns if they are more than there are cores
         DataLoader.check_worker_number_rationality(SimpleNamespace(num_workers=worker_count))  # type: ignore[arg-type]
@@ -153,6 +155,20 @@ def _say_lists(dataset: Any, store: Store) -> None:
             f"memfeed: {type(dataset).__name__}: a list of numbers (field {names}) is one tensor [n, {count}] in a "
             f"batch, where a DataLoader gives a list of {count} tensors [n]: "
             "collate_fn=torch.utils.data.default_collate gives that too"
+        )
+
+
+def _say_pictures(dataset: Any, store: Store) -> None:
+    """Say which PIL images a collate_fn gets as tensors, because a store does not keep all that they are."""
+    from memfeed.splitting.makers import is_kept_as_tensor
+
+    makers = store._backing.leaf_makers if store.transform is None else {}
+    kept = [field.name for field in store.schema if is_kept_as_tensor(makers.get(field.path))]
+    if kept:
+        say_once(
+            f"memfeed: {type(dataset).__name__}: the collate_fn gets a PIL image (field {listed(kept, 200)}) as a "
+            "tensor [channels, height, width], because its mode, palette or transparent colour is not kept: convert it "
+            'in the dataset, as image.convert("RGB"), or return np.array(image)'
         )
 
 

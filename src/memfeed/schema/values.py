@@ -53,11 +53,40 @@ def class_of(value: Any) -> type:
 PLAIN_MODES = ("RGB", "L", "RGBA")
 """The modes of Pillow that the number of channels tells."""
 
+OTHER_MODES = ("1", "LA", "P", "CMYK", "YCbCr", "HSV", "LAB", "I;16", "I", "F")
+"""Those of which an image is made again of its channels, if its mode is known, and its palette."""
+
+
+class Picture(NamedTuple):
+    """What a PIL image has beside its channels; ``mode`` "RGB" is any of `PLAIN_MODES`, "" one that is not made again.
+
+    Images of the mode P have a ``palette``, the bytes of its colours.
+    """
+
+    mode: str = ""
+    palette: bytes = b""
+
+    def __str__(self) -> str:
+        if self.mode in PLAIN_MODES:
+            return f"one of the modes {', '.join(PLAIN_MODES)}"
+        return f"the mode {self.mode}" + (" with the same palette, and no transparent colour" if self.palette else "")
+
 
 def is_pil(value: Any) -> bool:
     """Return True for an image of Pillow."""
     image = sys.modules.get("PIL.Image")  # never imported here: a value can be an image only if it is loaded
     return image is not None and isinstance(value, image.Image)
+
+
+def picture_of(image: Any) -> Picture:
+    """Return what a PIL image has beside its channels."""
+    if image.mode in PLAIN_MODES:
+        return Picture("RGB")
+    is_known = image.mode in OTHER_MODES and "transparency" not in image.info
+    if image.mode != "P" or not is_known:
+        return Picture(image.mode if is_known else "")
+    image.load()
+    return Picture("P" if image.palette.mode == "RGB" else "", bytes(image.getpalette("RGB") or b""))
 
 
 def _pil_array(image: Any) -> npt.NDArray[Any]:

@@ -19,12 +19,10 @@ from memfeed.errors import SchemaError, SplitError, brief
 from memfeed.schema import kept_tensors, values
 from memfeed.schema.compare import Difference, equal
 from memfeed.schema.containers import NAMESPACE, open_any
-from memfeed.schema.fields import Schema
 from memfeed.schema.graphs import is_graph
 from memfeed.schema.names import Path, display
 from memfeed.schema.tensordicts import is_tensor_collection
-from memfeed.schema.tree import Flattener
-from memfeed.schema.values import PLAIN_MODES, class_of, is_pil
+from memfeed.schema.values import OTHER_MODES, PLAIN_MODES, class_of, is_pil
 
 
 @dataclass(frozen=True)
@@ -254,7 +252,7 @@ def require_comparable(differs: Difference) -> None:
 
 _DTYPES = {"int": torch.int64, "float": torch.float64, "bool": torch.bool, "complex": torch.complex128}
 _DTYPES_OF_MODES = {"I;16": "uint16", "I": "int32", "F": "float32"}
-_MODES = ("1", "L", "LA", "P", "RGB", "RGBA", "CMYK", "YCbCr", "HSV", "LAB", "I;16", "I", "F")
+_MODES = PLAIN_MODES + OTHER_MODES
 
 
 def to_stored(leaf: Any, kind: Kind) -> list[Any]:
@@ -302,23 +300,6 @@ def to_tensor(leaf: Any) -> torch.Tensor:
 def stored_count(kind: Kind) -> int:
     """Return how many values `to_stored` gives for a leaf of this kind."""
     return 2 if kind.name in ("PIL P", META, *kept_tensors.SIZED) else 1
-
-
-def makers_of(samples: Sequence[Any], schema: Schema) -> dict[Path, Callable[[Any], Any]]:
-    """Return what makes arrays and PIL images of the tensors of a whole store, by path, where all samples have them."""
-    names = dict[Path, str]()
-    for sample in samples:
-        for field, leaf in zip(schema, Flattener(schema.structure)(sample), strict=True):
-            name = "array" if type(leaf) is np.ndarray else ""
-            name = "PIL RGB" if is_pil(leaf) and leaf.mode in PLAIN_MODES else name  # `_pil` sees the others
-            if names.setdefault(field.path, name) != name:
-                names[field.path] = ""
-    return {path: partial(as_leaf, kind=Kind(name)) for path, name in names.items() if name}
-
-
-def as_leaf(row: Any, kind: Kind) -> Any:
-    """Return a row of a batch as the dataset returned it, if it is a tensor."""
-    return from_stored([row], kind) if isinstance(row, torch.Tensor) else row
 
 
 def from_stored(parts: Sequence[Any], kind: Kind) -> Any:

@@ -7,12 +7,10 @@ whole samples are made again, as the proof did.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
-import numpy as np
 import torch
 
 from memfeed.errors import MemfeedError, TransformError, listed
@@ -21,12 +19,12 @@ from memfeed.schema.fields import Schema
 from memfeed.schema.infer import infer
 from memfeed.schema.names import Path
 from memfeed.schema.recipe import PER_SAMPLE, RecipeStep
-from memfeed.schema.tree import Flattener, types_of
-from memfeed.schema.values import is_pil
+from memfeed.schema.tree import types_of
 from memfeed.splitting.counterparts import counterpart
 from memfeed.splitting.cut import Cut, name_of
 from memfeed.splitting.generators import Generators
-from memfeed.splitting.leaves import Kind, as_leaf, copied, from_stored, kind_of, take_apart
+from memfeed.splitting.leaves import Kind, copied, from_stored, kind_of, take_apart
+from memfeed.splitting.makers import finished_makers_of
 from memfeed.splitting.pattern import Pattern, Read
 from memfeed.splitting.proof import Proof
 from memfeed.splitting.recording import Entry, Node
@@ -82,7 +80,7 @@ def rest_of(proof: Proof, *, is_encoded: bool = False) -> Rest:
     with cut.generators.preserved():
         for layout in layouts if len(patterns) == 1 and not cut.writes else ():
             try:
-                makers = _leaf_makers([read.sample for read in reads])
+                makers = finished_makers_of([read.sample for read in reads])
                 return _batched(cut, layout, reads[:_PROBES], decoding_steps(layout), makers)
             except (_NotBatched, MemfeedError):
                 continue
@@ -286,21 +284,6 @@ class _Program:
             return self.pattern.kinds[source].name == "array hwc"
         is_made = isinstance(self.pattern.tape[source[0]].function, Callee)
         return is_made and kind_of(self.made[0][source]).name == "array hwc"
-
-
-def _leaf_makers(samples: Sequence[Any]) -> dict[Path, Callable[[Any], Any]]:
-    """Return the functions that make leaves of rows of finished batches, by path: arrays, PIL images, tv_tensors."""
-    schema, kinds = infer(samples).schema, dict[Path, Kind]()
-    for sample in samples:
-        for field, leaf in zip(schema, Flattener(schema.structure)(sample), strict=True):
-            is_plain = not isinstance(leaf, torch.Tensor | np.ndarray | np.generic) and not is_pil(leaf)
-            if is_plain or type(leaf) is torch.Tensor:
-                continue
-            name = kind_of(leaf).name
-            kind = Kind("array" if name == "array hwc" else name)  # channels are last in batches too
-            if kinds.setdefault(field.path, kind) != kind:
-                raise _NotBatched("its samples have leaves of several kinds")
-    return {path: partial(as_leaf, kind=kind) for path, kind in kinds.items()}
 
 
 def _order(schema: Schema, pattern: Pattern) -> list[int]:
