@@ -152,3 +152,22 @@ class TransformError(MemfeedError, ValueError):
 
 class RowError(MemfeedError, IndexError):
     """A row number is out of range."""
+
+
+def length_of(dataset: Any) -> int:
+    """Return ``len(dataset)``. Raises SchemaError if that is no number of samples; the dataset's own errors go on."""
+    if getattr(dataset, "ndim", None) == 0:
+        raise SchemaError(
+            f"found a {type(dataset).__name__} of no dims, which has no rows; expected a dataset with len and []: "
+            "x.reshape(1) has one row"
+        )
+    try:
+        return len(dataset)
+    except (TypeError, ValueError, OverflowError) as error:
+        if error.__traceback__ is not None and error.__traceback__.tb_next is not None:
+            raise  # from inside of its __len__
+        found = type(dataset).__len__(dataset)
+        raise SchemaError(
+            f"found {brief(found)} from __len__ of {type(dataset).__name__}; expected the number of samples, an int "
+            "from 0 to 2**63 - 1"
+        ) from None

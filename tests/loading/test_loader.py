@@ -21,7 +21,7 @@ from torch.utils.data import (
 
 import memfeed
 from memfeed import Loader
-from memfeed.errors import FieldError, LoaderError, RowError, StoreError, TransformError
+from memfeed.errors import FieldError, LoaderError, RowError, SchemaError, StoreError, TransformError
 from memfeed.order.orders import permutation
 from memfeed.random import Keys
 from memfeed.transforms import Transform
@@ -373,8 +373,40 @@ def test_a_map_style_dataset_becomes_a_store(source):
 
 @pytest.mark.parametrize("source", [{"a": 1}, None])
 def test_sources_that_are_none(source):
-    with pytest.raises(LoaderError, match=r"expected a Store, .*make a store with memfeed.cache"):
+    with pytest.raises(LoaderError, match=r"expected a dataset with len and \[\], a Store"):
         Loader(source, 2)
+
+
+@pytest.mark.parametrize("source", [(i for i in range(3)), map(int, "123"), {1, 2}, {1: 2}.values()])
+def test_iterables_without_rows_say_to_make_a_list(source):
+    with pytest.raises(LoaderError, match=r"found \w+, which has no .*; expected a dataset .*: Loader\(list\(...\)\)"):
+        Loader(source, 2)
+
+
+@pytest.mark.parametrize("length", [2.5, "7", None, -3, 2**70])
+def test_a_length_that_is_no_number_of_samples(length):
+    dataset = Made([1, 2])
+    type(dataset).__len__, own = (lambda self: length), type(dataset).__len__
+    try:
+        for make in (lambda: Loader(dataset, 2), lambda: memfeed.cache(dataset, "unused.mf")):
+            with pytest.raises(SchemaError, match=rf"found {length!r} from __len__ of Made; expected the number"):
+                make()
+    finally:
+        type(dataset).__len__ = own
+
+
+def test_an_error_in_a_length_is_that_of_the_dataset():
+    class Unread(torch.utils.data.Dataset):
+        def __len__(self):
+            return len(None)
+
+        def __getitem__(self, index):
+            return index
+
+    with pytest.raises(TypeError, match="object of type 'NoneType' has no len"):
+        Loader(Unread(), 2)
+    with pytest.raises(SchemaError, match=r"found a Tensor of no dims.*x\.reshape\(1\)"):
+        Loader(torch.tensor(3), 2)
 
 
 def test_other_mistakes(pairs):

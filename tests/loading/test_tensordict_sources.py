@@ -202,7 +202,7 @@ def test_classes_of_typed_tensordicts_are_kept(tmp_path):
 
 def test_columns_without_rows_and_without_batch_size():
     assert _batches(TensorDict({"x": torch.zeros(0, 2), "d": {"y": torch.zeros(0)}}, [0])) == []
-    with pytest.raises(LoaderError, match="found TensorDict; expected a Store"):
+    with pytest.raises(LoaderError, match="found TensorDict; expected a dataset"):
         memfeed.Loader(TensorDict({"x": torch.zeros(3)}, []), 2)
 
 

@@ -18,7 +18,7 @@ from torch.utils.data import IterableDataset, StackDataset, Subset
 
 from memfeed.convert.changes import Watched
 from memfeed.convert.watchdog import Watchdog
-from memfeed.errors import NO_LENGTH, CopyError, RandomDataError, SampleError, SchemaError, SplitError
+from memfeed.errors import NO_LENGTH, CopyError, RandomDataError, SampleError, SchemaError, SplitError, length_of
 from memfeed.schema.containers import flatten, tensors_in
 from memfeed.schema.tensordicts import is_a, is_tensordict
 from memfeed.store import in_memory
@@ -94,7 +94,7 @@ def classify_input(dataset: Any) -> Input:
     elif is_a(dataset, "ray.data", "Dataset"):
         given = Input(RayRows(dataset), "iterable", None)
     elif hasattr(dataset, "__getitem__") and hasattr(dataset, "__len__") and not isinstance(dataset, IterableDataset):
-        given = Input(dataset, "map", len(dataset))
+        given = Input(dataset, "map", length_of(dataset))
     elif hasattr(dataset, "__iter__"):
         given = Input(dataset, "iterable", None)
     elif hasattr(dataset, "__getitem__"):

@@ -10,7 +10,16 @@ from typing import TYPE_CHECKING, Any, NamedTuple, get_args
 import torch
 from torch.utils.data import Dataset, IterableDataset
 
-from memfeed.errors import LoaderError, MemfeedError, NoSampleError, RandomDataError, SchemaError, SplitError, listed
+from memfeed.errors import (
+    LoaderError,
+    MemfeedError,
+    NoSampleError,
+    RandomDataError,
+    SchemaError,
+    SplitError,
+    length_of,
+    listed,
+)
 from memfeed.loading.ranks import present_ranks
 from memfeed.loading.settings import Arguments, Require, as_int
 from memfeed.loading.sources import as_stores, device_of_columns, has_own_transform, is_dataset, joined
@@ -81,7 +90,7 @@ def _fill_store(dataset: Any, given: Arguments) -> Store:
     Its processes start as all of `torch.multiprocessing` do. Another ``multiprocessing_context`` gets a message.
     """
     worker_count = as_int("num_workers", given.num_workers, 0, MOST_WORKERS)
-    if not len(dataset):  # as in DataLoader, no batch comes of it
+    if not length_of(dataset):  # as in DataLoader, no batch comes of it
         say_once(
             f"memfeed: found an empty dataset (0 samples) of {type(dataset).__name__}: its loader has no batches; "
             "check the folder, the split or the filter that it was made with"

@@ -115,9 +115,8 @@ def _as_store(source: Any) -> Store:
         raise LoaderError(f"found {type(source).__name__}, which has [] and {NO_LENGTH}")
     if columns is None:
         raise LoaderError(
-            f"found {type(source).__name__}; expected a Store, a Subset of one, a list of stores, or columns in memory "
-            "(a tensor, a tuple or dict of tensors, TensorDataset, TensorDict): make a store with "
-            "memfeed.cache(dataset, path) first"
+            f"found {type(source).__name__}; expected a dataset with len and [], a Store, a Subset of one, a list of "
+            "stores, or columns in memory (a tensor, a tuple or dict of tensors, TensorDataset, TensorDict)"
         )
     schema, held = columns.in_memory()
     return watched(Store(View(Backing(None, schema, len(columns), "", held.__getitem__), columns.types)), source)
@@ -131,6 +130,12 @@ def _line_instead(source: Any) -> str | None:
         return f"found {str(source)!r:.150}, a path; expected a store: Loader(memfeed.open({str(source)!r:.150}))"
     if isinstance(source, DataLoader):
         return f"found a {type(source).__name__}; expected its dataset: Loader(loader.dataset, loader.batch_size)"
+    if isinstance(source, Iterable) and not hasattr(source, "__getitem__"):  # a generator, a map, a set
+        lacks = "no []" if hasattr(source, "__len__") else "no len and no []"
+        return (
+            f"found {type(source).__name__}, which has {lacks}; expected a dataset with both: Loader(list(...)), or a "
+            "class with __len__ and __getitem__"
+        )
     return None
 
 
