@@ -443,6 +443,22 @@ def test_inspect_writes_pictures(tmp_path: Path, capsys: pytest.CaptureFixture[s
     assert decoded("deep/pics/big-0.png").shape == (256, 128)
 
 
+def test_inspect_writes_no_pictures_into_a_file(capsys: pytest.CaptureFixture[str]) -> None:
+    memfeed.cache([(torch.zeros(2), i) for i in range(50)], "many.mf", progress=False)
+    Path("a_file").write_text("")
+    assert main(["inspect", "many.mf", "--pictures", "a_file"]) == 2
+    assert "found --pictures 'a_file', which is a file; expected a directory" in capsys.readouterr().err
+
+
+def test_inspect_shows_a_few_of_many_rows(capsys: pytest.CaptureFixture[str]) -> None:
+    memfeed.cache(list(range(50)), "many.mf", progress=False)
+    assert main(["inspect", "many.mf", "--rows", "99999999"]) == 0
+    shown = capsys.readouterr().out
+    assert "The first 20 of these 50 rows" in shown
+    assert "row 19" in shown
+    assert "row 20" not in shown
+
+
 def test_inspect_says_where_there_are_no_pictures(capsys: pytest.CaptureFixture[str]) -> None:
     cached()
     assert main(["inspect", "out.mf", "--pictures", "pics"]) == 2

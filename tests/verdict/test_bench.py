@@ -50,6 +50,11 @@ def test_reading_that_takes_all_the_time(tmp_path):
     assert load_verdict(tmp_path / "v.json") == verdict
 
 
+def test_a_note_says_that_the_least_rows_take_longer():
+    verdict = memfeed.bench(Slow(0.02, 24), batch_size=4, seconds=1)
+    assert "it took longer than the 1 s of seconds=: a turn reads 24 rows at least, and those take 0." in str(verdict)
+
+
 def test_a_step_that_takes_all_the_time():
     verdict = memfeed.bench(Slow(0.0001), compute(0.05), batch_size=8, seconds=2)
     assert verdict.kind in ("does not help", "cannot tell")

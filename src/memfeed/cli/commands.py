@@ -104,6 +104,8 @@ def inspect(
     """
     if html is not None and html.suffix != ".html":  # the file is replaced: perhaps a device, or one of a store
         raise UsageError(f"found --html {str(html)!r}; expected a name that ends in .html")
+    if pictures is not None and pictures.exists() and not pictures.is_dir():
+        raise UsageError(f"found --pictures {str(pictures)!r}, which is a file; expected a directory, which may be new")
     from memfeed.cli.store_summary import summarise, summarise_address  # they import torch, which takes seconds
     from memfeed.remote.connections import is_address
 
@@ -202,7 +204,9 @@ def bench(
     workers: Annotated[int | None, typer.Option(min=0, metavar="N", help="Of a dataset. Default: 0.")] = None,
     device: Annotated[str | None, typer.Option(metavar="DEVICE", help="Where batches go before the step.")] = None,
     epochs: Annotated[int | None, typer.Option(min=1, metavar="N", help="How often the data is read.")] = None,
-    seconds: Annotated[float, typer.Option(min=1, metavar="S", help="About what it may take.")] = 40.0,
+    seconds: Annotated[
+        float, typer.Option(min=1, metavar="S", help="About what it may take; a slow dataset takes longer.")
+    ] = 40.0,
     out: Annotated[Path, typer.Option(metavar="DIR", help="Where the store would be, for its free space.")] = Path(),
     json: Annotated[Path | None, typer.Option(metavar="FILE", help="Write what was measured as JSON.")] = None,
     html: Annotated[Path | None, typer.Option(metavar="FILE", help="Write it as one page.")] = None,

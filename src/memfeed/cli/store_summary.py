@@ -35,6 +35,7 @@ if TYPE_CHECKING:
 PIPE_WIDTH = 200
 """Characters per line of a table that is not printed to a terminal; rich would cut it to 80."""
 MOST_TARGETS = 20
+MOST_COLUMNS = 20  # of the table of rows: it is read from left to right
 MOST_DECODED = 64  # rows of a compressed field, to measure how fast they are decoded
 DECODE_SECONDS = 0.2
 
@@ -168,8 +169,11 @@ def _dtype_and_shape(field: Field) -> tuple[str, str]:
 
 def _values_table(store: Store, rows: range | None) -> Table:
     """Return the given rows side by side; with None, the one value of each field of a store without rows."""
+    title = "Values" if rows is None else "First rows"
+    if rows is not None and len(rows) > MOST_COLUMNS:
+        title, rows = f"The first {MOST_COLUMNS} of these {len(rows):,} rows", rows[:MOST_COLUMNS]
     headings = ["value"] if rows is None else [f"row {row}" for row in rows]
-    table = Table("field", *headings, title="First rows" if rows is not None else "Values", title_justify="left")
+    table = Table("field", *headings, title=title, title_justify="left")
     for field, column in zip(store.schema, store._view.columns, strict=True):
         found = [store.column(field.path)] if rows is None else [column.read_row(row) for row in rows]
         table.add_row(*map(Text, [printable(field.name), *map(summary, found)]))

@@ -81,7 +81,8 @@ def bench(
         batch_size, workers: of today's loader, if a dataset is given: 32, and 0 worker processes.
         device: where batches go before the step; None leaves them in CPU memory.
         epochs: how often the program reads the data; None if that is not known.
-        seconds: about what the measurement may take.
+        seconds: about what the measurement may take. If three batches for each core take longer than an eighth of it,
+            it takes longer, as a note says.
         out: a place on the disk that the store would be on, for its free space.
 
     Raises LoaderError for arguments that do not fit together, and the errors of the dataset and of the step. All random
@@ -184,6 +185,11 @@ class _Bench:
         least = _BATCHES_A_WORKER * max(program.worker_count, core_count()) * size
         count = max(min(int(self.turn_seconds / row_seconds), MOST_ROWS), least)
         self.rows = self._some(min(-(-count // size) * size, program.row_count))
+        if (took := len(self.rows) * row_seconds) > 4 * self.turn_seconds:
+            self.notes.append(
+                f"it took longer than the {self.seconds:g} s of seconds=: a turn reads {len(self.rows)} rows at least, "
+                f"and those take {took:.1f} s"
+            )
         self.is_cold = sample.file_bytes * program.row_count > _SHARE_OF_MEMORY * memory_limit()
         if self.is_cold:
             self.notes.append("the files do not fit in memory: today's loops were measured with a cold page cache")
