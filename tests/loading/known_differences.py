@@ -156,16 +156,18 @@ SAMPLES = (
         kinds=["dicts with other orders"],
     ),
     Known(
-        "an OrderedDict, a defaultdict, a UserDict, a mapping proxy: batches of that class",
+        "an OrderedDict, a defaultdict, a UserDict, a mapping proxy, another subclass of dict: batches of that class",
         "plain dicts",
-        "a store keeps the keys, in their order",
+        "a store keeps the keys, in their order. The numbers of a `Counter` are its own, where DataLoader's batch has "
+        "them twice as large",
         r"(OrderedDict|defaultdict|UserDict|mappingproxy) -> dict|raises TypeError -> ",
         kinds=["OrderedDict", "defaultdict", "UserDict", "mapping proxy"],
     ),
     Known(
-        "`np.str_`, `np.bytes_`, members of an IntEnum come as such",
-        "str, bytes, int",
-        "they are equal to them",
+        "`np.str_`, `np.bytes_`, members of an IntEnum or StrEnum, `torch.Size`, other subclasses of str, int, float, "
+        "list and tuple come as such",
+        "str, bytes, int, float, list, tuple",
+        "they are equal to them. Compare members of an enum with `==`, not with `is`",
         r"str_ -> str|bytes_ -> bytes|Level -> int|raises TypeError -> (list of )*bytes",
         kinds=["np.str_", "np.bytes_", "IntEnum"],
     ),
