@@ -1,5 +1,6 @@
 """Rows of a store that is being filled that fit no column: a loader that takes such rows changes the column."""
 
+import enum
 import multiprocessing
 
 import numpy as np
@@ -17,6 +18,7 @@ from memfeed.system.locks import close_lock
 from memfeed.system.messages import say_once
 from memfeed.system.threads import end_all
 from memfeed.testing import equal
+from support import Made
 
 Image = pytest.importorskip("PIL.Image")
 
@@ -333,3 +335,21 @@ def test_a_palette_that_is_not_that_of_the_first_samples_is_an_error(tmp_path):
     dataset = OtherModes("P", lambda index: range(index == ODD[0], 30 + (index == ODD[0])))
     with pytest.raises(SchemaError, match=rf"sample {ODD[0]}, field 0: .* the mode P with the same palette.*np\.array"):
         list(Loader(dataset, BATCH, collate_fn=list, cache=tmp_path / "s.mf"))
+
+
+class Part(enum.IntEnum):
+    TRAIN, TEST = 3, 4
+
+
+class Word(enum.StrEnum):
+    GOOD, BAD = "good", "bad"
+
+
+def test_a_collate_fn_gets_members_of_an_enum(tmp_path):
+    dataset = [{"part": Part(3 + i % 2), "word": list(Word)[i % 2], "i": i} for i in range(N)]
+    for _ in range(2):
+        loader = Loader(Made(dataset), BATCH, collate_fn=list, cache=tmp_path / "s.mf")
+        for sample in (sample for batch in loader for sample in batch):
+            assert sample["part"] is dataset[sample["i"]]["part"]
+            assert sample["word"] is dataset[sample["i"]]["word"]
+        loader.store.finish()

@@ -146,7 +146,7 @@ def picture_fields(schema: Schema, makers: Mapping[Any, Any]) -> dict[int, value
     found = dict[int, values.Picture]()
     for at, field in enumerate(schema):
         made = getattr(makers.get(field.path), "keywords", {})
-        if made and made["kind"].name.startswith("PIL "):
+        if "palette" in made and made["kind"].name.startswith("PIL "):
             found[at] = values.Picture(made["kind"].name[4:], bytes(made["palette"].numpy()))
     return found
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from enum import Enum
 from functools import partial
 from typing import Any
 
@@ -15,7 +16,7 @@ from memfeed.schema.infer import infer
 from memfeed.schema.names import Path
 from memfeed.schema.tree import Flattener
 from memfeed.schema.values import Picture, is_pil, picture_of
-from memfeed.splitting.leaves import Kind, from_stored, kind_of
+from memfeed.splitting.leaves import NONE, Kind, from_stored, kind_of
 
 
 def makers_of(samples: Sequence[Any], schema: Schema) -> dict[Path, Callable[[Any], Any]]:
@@ -23,7 +24,7 @@ def makers_of(samples: Sequence[Any], schema: Schema) -> dict[Path, Callable[[An
 
     A PIL image that cannot be made again stays a tensor.
     """
-    found = dict[Path, set[str | Picture]]()
+    found = dict[Path, set[str | Picture | type]]()
     for sample in samples:
         for field, leaf in zip(schema, Flattener(schema.structure)(sample), strict=True):
             found.setdefault(field.path, set()).add(picture_of(leaf) if is_pil(leaf) else _name_of(leaf))
@@ -34,6 +35,8 @@ def makers_of(samples: Sequence[Any], schema: Schema) -> dict[Path, Callable[[An
             palette = torch.tensor(list(one.palette), dtype=torch.uint8, device="cpu")
             kind = Kind(f"PIL {one.mode}" if one.mode else "tensor")
             makers[path] = partial(as_leaf, kind=kind, palette=palette)
+        elif isinstance(one, type):
+            makers[path] = partial(_member, enum=one)
         elif one:
             makers[path] = partial(as_leaf, kind=Kind(one))
     return makers
@@ -41,10 +44,17 @@ def makers_of(samples: Sequence[Any], schema: Schema) -> dict[Path, Callable[[An
 
 def is_kept_as_tensor(maker: Callable[[Any], Any] | None) -> bool:
     """Return True for the maker of PIL images that cannot be made again."""
-    return isinstance(maker, partial) and maker.keywords["kind"].name == "tensor"
+    return isinstance(maker, partial) and maker.keywords.get("kind", NONE).name == "tensor"
 
 
-def _name_of(leaf: Any) -> str:
+def _member(value: Any, enum: Any) -> Any:
+    """Return the member of an enum that a store keeps as a number or text; code may compare it with ``is``."""
+    return enum._value2member_map_.get(value, value)
+
+
+def _name_of(leaf: Any) -> str | type:
+    if isinstance(leaf, Enum):
+        return type(leaf)
     is_scalar = isinstance(leaf, np.number | np.bool_)
     return "array" if type(leaf) is np.ndarray else "numpy scalar" if is_scalar else ""
 
