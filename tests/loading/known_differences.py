@@ -167,7 +167,7 @@ SAMPLES = (
         "`np.str_`, `np.bytes_`, members of an IntEnum or StrEnum, `torch.Size`, other subclasses of str, int, float, "
         "list and tuple come as such",
         "str, bytes, int, float, list, tuple",
-        "they are equal to them. Compare members of an enum with `==`, not with `is`",
+        "they are equal to them. The `collate_fn` of a loader that was made of the dataset gets the members of an enum",
         r"str_ -> str|bytes_ -> bytes|Level -> int|raises TypeError -> (list of )*bytes",
         kinds=["np.str_", "np.bytes_", "IntEnum"],
     ),

@@ -67,3 +67,12 @@ def test_functions_of_the_dataset_cannot_come_from_a_store(tmp_path, monkeypatch
     monkeypatch.setattr("memfeed.transforms.from_recipe.make_pipeline", lambda recipe: None)
     with pytest.raises(StoreError, match=r"whose pipeline goes on with functions of its dataset \(my_augment\)"):
         store.transform  # noqa: B018
+
+
+def test_a_store_shows_the_classes_of_its_dataset(tmp_path):
+    class Animals(list):
+        classes = ["ants", "bees"]  # noqa: RUF012
+
+    store = memfeed.cache(Animals([1, 2]), tmp_path / "a.mf", progress=False)
+    assert repr(store).splitlines()[-1] == repr(memfeed.open(tmp_path / "a.mf")).splitlines()[-1]
+    assert "  classes: ants, bees" in repr(store).splitlines()

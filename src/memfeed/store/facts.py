@@ -163,4 +163,7 @@ class Facts(Dataset[Any]):
         shown = [f"  {printable(field.name)}: {field.describe()}" for field in self.schema.fields[:20]]
         more = [f"  ... and {len(self.schema) - 20} more"] if len(self.schema) > 20 else []
         made = [f"  ({self._backing.description})"] if self._backing.description else []
-        return "\n".join([f"Store({str(self.path)!r}, {size}, {format_bytes(self.nbytes)})", *shown, *more, *made])
+        kept = self._backing.manifest.attributes if self._backing.manifest is not None else None
+        names = [f"  classes: {printable(listed(kept.classes, 100))}"] if kept and kept.classes else []
+        head = f"Store({str(self.path)!r}, {size}, {format_bytes(self.nbytes)})"
+        return "\n".join([head, *shown, *more, *names, *made])
