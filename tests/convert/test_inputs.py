@@ -328,3 +328,20 @@ def test_wrappers_of_torch_read_samples_together_only_if_a_part_does():
     stacks = [StackDataset(one_by_one, Subset(together, [0, 1])), StackDataset(a=one_by_one, b=together)]
     for dataset in [together, *stacks, Subset(stacks[0], [1])]:
         assert reading_together(dataset) is together
+
+
+def test_images_of_several_palettes_are_converted(path):
+    """Nothing makes images of the rows of a store that is not filled by a loader: the indices are all."""
+    image = pytest.importorskip("PIL.Image")
+
+    class Icons(Dataset):
+        def __len__(self):
+            return 300
+
+        def __getitem__(self, index):
+            made = image.new("P", (4, 4), index % 7)
+            made.putpalette([9, 9, 9] * 5 if index == 211 else [1, 2, 3] * 5)
+            return made
+
+    store = cache(Icons(), path)
+    assert all(store[i].unique().tolist() == [i % 7] for i in (0, 211, 299))

@@ -138,7 +138,9 @@ class Conversion:
             flattener=Flattener(inferred.structure),
             casts=inferred.casts,
             fixed=inferred.chosen_kinds,
-            pictures=picture_fields(inferred.schema, given.watched.leaf_makers if given.watched else {}),
+            pictures=picture_fields(
+                inferred.schema, given.watched.leaf_makers if given.watched else {}, makes_all=options.lazily
+            ),
             row_bytes=mean_row_bytes(packed),
             skip_errors=options.skips_errors,
             refuse_random=not options.allow_random and given.kind == "map" and options.recipe is None,

@@ -141,14 +141,17 @@ def _pack(plan: WritePlan, field_index: int, field: Field, column: Any, indices:
         raise named from None
 
 
-def picture_fields(schema: Schema, makers: Mapping[Any, Any]) -> dict[int, values.Picture]:
-    """Return by field index the PIL images that ``makers``, by path, make of their rows."""
+def picture_fields(schema: Schema, makers: Mapping[Any, Any], *, makes_all: bool) -> dict[int, values.Picture]:
+    """Return by field index the PIL images that ``makers``, by path, make of their rows.
+
+    Without ``makes_all`` only those of `PLAIN_MODES`: nothing makes others of the rows of a store alone.
+    """
     found = dict[int, values.Picture]()
     for at, field in enumerate(schema):
         made = getattr(makers.get(field.path), "keywords", {})
         if "palette" in made and made["kind"].name.startswith("PIL "):
             found[at] = values.Picture(made["kind"].name[4:], bytes(made["palette"].numpy()))
-    return found
+    return {at: one for at, one in found.items() if makes_all or one.mode in values.PLAIN_MODES}
 
 
 def _require_pictures(column: Sequence[Any], like: values.Picture) -> None:
