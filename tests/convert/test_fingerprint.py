@@ -1,7 +1,9 @@
 """Hashes of samples: equal for equal bytes and dims, by samples and by columns alike; and of source code."""
 
 import importlib
+import inspect
 import linecache
+import sys
 import warnings
 
 import numpy as np
@@ -10,7 +12,15 @@ import torch
 from torch.utils.data import Dataset, Subset
 
 import memfeed
-from memfeed.convert.fingerprint import hash_columns, hash_packed, hash_rows, hash_samples, hash_source
+from memfeed.convert.fingerprint import (
+    hash_columns,
+    hash_packed,
+    hash_rows,
+    hash_samples,
+    hash_source,
+    is_changed_source,
+    targets_of,
+)
 from memfeed.convert.probe import probe_indices
 from memfeed.schema import codec
 from memfeed.schema.infer import infer
@@ -81,6 +91,89 @@ def test_a_class_whose_file_was_changed_to_what_is_no_python(tmp_path, monkeypat
     made = importlib.import_module("edited_later").Edited()
     (tmp_path / "edited_later.py").write_text("class Edited:\n    def f(:\n")
     assert hash_source(made)[1] == "edited_later.Edited"
+
+
+def test_a_subset_by_keys_of_a_dataset_with_targets_has_none():
+    class Keyed(Dataset):
+        targets = (0, 1)
+
+        def __len__(self):
+            return 2
+
+    assert targets_of(Subset(Keyed(), ["a", "b"]), 2) is None
+    assert targets_of(Subset(Keyed(), [0, 1]), 2) is not None
+
+
+CALLS = """
+class Base:
+    def size(self): return 1  # {base}
+class Proxy:
+    def __getattr__(self, name): raise KeyError(name)
+class First: proxy = Proxy()
+class Found(Base):
+    def __getattr__(self, name): raise KeyError(name)
+    def __getitem__(self, i):
+        if i == 9:
+            import imported_at_times
+            return imported_at_times.go(i)
+        return made(i), First, Second().go(i)
+class Second:
+    def go(self, i): return i  # {other}
+{made}
+"""
+
+
+def calling(tmp_path, monkeypatch, made, **words):
+    text = CALLS.replace("{made}", made)
+    for word in ("base", "other"):
+        text = text.replace("{" + word + "}", words.get(word, ""))
+    (tmp_path / "calling.py").write_text(text)
+    linecache.clearcache()
+    monkeypatch.setattr(sys, "dont_write_bytecode", True)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "calling", raising=False)
+    importlib.invalidate_caches()
+    return hash_source(importlib.import_module("calling").Found())[0]
+
+
+@pytest.mark.parametrize("place", ["base", "other"])
+def test_a_changed_base_class_or_class_that_a_method_names_is_a_change(tmp_path, monkeypatch, place):
+    one, again, other = (
+        calling(tmp_path, monkeypatch, "made = len", **{place: word}) for word in ("one", "one", "other")
+    )
+    assert one == again
+    assert is_changed_source(one, other)
+
+
+def test_a_function_of_no_module_counts(tmp_path, monkeypatch):
+    made = "exec('def made(x): return x + {}', names := dict()); made = names['made']"
+    one, again, other = (calling(tmp_path, monkeypatch, made.format(number)) for number in (1, 1, 2))
+    assert not is_changed_source(one, again)
+    assert is_changed_source(one, other)
+
+
+def test_a_module_that_only_one_of_two_programs_has_imported_is_no_change(tmp_path, monkeypatch):
+    name = "imported_at_times"
+    without = calling(tmp_path, monkeypatch, "made = len")
+    found = []
+    for number in (1, 2):
+        (tmp_path / f"{name}.py").write_text(f"def go(x): return x + {number}")
+        monkeypatch.delitem(sys.modules, name, raising=False)
+        importlib.import_module(name)
+        found.append(calling(tmp_path, monkeypatch, "made = len"))
+    monkeypatch.delitem(sys.modules, name)
+    assert without not in found
+    assert not is_changed_source(without, found[0])
+    assert not is_changed_source(found[0], without)
+    assert is_changed_source(*found)
+
+
+def test_no_file_is_searched_for_each_class_that_is_called(tmp_path, monkeypatch):
+    """To find a class in a file parses all of it: 256 classes of 9,000 lines took a minute."""
+    asked, getsource = [], inspect.getsource
+    monkeypatch.setattr(inspect, "getsource", lambda code: asked.append(code) or getsource(code))
+    calling(tmp_path, monkeypatch, "made = len")
+    assert [one.__name__ for one in asked if isinstance(one, type)] == ["Found"]
 
 
 CELL = """

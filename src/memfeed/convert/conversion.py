@@ -30,6 +30,7 @@ from memfeed.convert.fingerprint import (
     fingerprint_of,
     hash_columns,
     hash_samples,
+    is_changed_source,
     kept_of,
     pack_samples,
     require_probed,
@@ -244,7 +245,7 @@ class Conversion:
         if build is None or (self.options.length is not None and build.settings.shares > 1):
             return None
         old = build.settings.fingerprint
-        if self.options.overwrite and old is not None and old.source != self.fingerprint.source:
+        if self.options.overwrite and old is not None and is_changed_source(old.source, self.fingerprint.source):
             return None  # its rows may come from code that was faulty, which is a reason to pass overwrite=True
         try:
             self.require_same(build)

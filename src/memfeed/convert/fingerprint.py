@@ -44,6 +44,7 @@ from memfeed.system import random_state
 from memfeed.system.code_content import content_of, held_by
 
 _MOST_CALLED = 256  # functions and classes whose source is hashed
+_DIGITS = 16  # of a hash
 
 
 def fingerprint_of(given: Input, hashes: tuple[Probe, ...] = ()) -> Fingerprint:
@@ -100,50 +101,83 @@ def hash_rows(field: Field, rows: Iterable[Packed]) -> Iterator[str]:
 
 
 def hash_source(dataset: Any) -> tuple[str, str]:
-    """Return the hash of the source of a dataset's class and of those it wraps, and the name of the class.
+    """Return hashes of the source of a dataset's class and of those it wraps, and the name of the class.
 
-    The functions and classes of the user that their methods call by name count too.
+    The first 16 digits are of these classes. For each function or class of the user that their methods find by name,
+    and for each base class, 16 digits of that name and 16 of its source follow.
     """
     hashed, seen, name = xxhash.xxh3_64(), set[int](), f"{type(dataset).__module__}.{type(dataset).__qualname__}"
+    called: set[str] = set()
     while dataset is not None and id(dataset) not in seen:
         seen.add(id(dataset))
-        for code in (type(dataset), *_called_by(type(dataset))):
-            hashed.update(_source_of(code).encode("utf-8", "replace"))
-        dataset = getattr(dataset, "dataset", None)
-    return hashed.hexdigest(), name
+        try:
+            text = inspect.getsource(type(dataset))
+        except Exception:  # defined in a notebook or at a prompt, built in, or in a file that is no Python any more
+            text = _source_of(type(dataset))
+        hashed.update(text.encode("utf-8", "replace"))
+        called.update(_hash(word) + _hash(_source_of(code)) for word, code in _called_by(type(dataset)))
+        dataset = attribute_of(dataset, "dataset")
+    return "".join([hashed.hexdigest(), *sorted(called)]), name
 
 
-def _called_by(cls: type) -> list[Any]:
-    """Return the functions and classes of the user that methods of a class find by name, and those that these find.
+def is_changed_source(old: str, new: str) -> bool:
+    """Return True if `hash_source` gave these for a source and for a changed one.
+
+    A name that only one of them has is no change: another program, or a rare sample, has imported its module.
+    """
+    (own, gone), (own_now, come) = ((one[:_DIGITS], _hashes_in(one)) for one in (old, new))
+    return own != own_now or not {one[:_DIGITS] for one in gone - come}.isdisjoint(one[:_DIGITS] for one in come - gone)
+
+
+def _hashes_in(source: str) -> set[str]:
+    return {source[at : at + 2 * _DIGITS] for at in range(_DIGITS, len(source), 2 * _DIGITS)}
+
+
+def _hash(text: str) -> str:
+    return xxhash.xxh3_64(text.encode("utf-8", "replace")).hexdigest()
+
+
+def _called_by(cls: type) -> list[tuple[str, Any]]:
+    """Return the functions and classes of the user that methods of a class find, and those that these find, with names.
 
     What only makes its objects is left out: what it gives them are attributes.
     """
-    found: dict[int, Any] = {}
-    ahead = [function for name, function in functions_of(cls) if name not in MAKERS]
+    found: dict[int, tuple[str, Any]] = {}
+    ahead = list(_found_in(cls, MAKERS))
     while ahead and len(found) < _MOST_CALLED:
-        function = ahead.pop()
-        for _, value in [*read_by(function).items(), *imported_by(function), *held_by(function)]:
-            code = value
-            with contextlib.suppress(Exception):  # an object of the user's may raise when it is asked for anything
-                code = inspect.unwrap(value)
+        name, value = ahead.pop()
+        with contextlib.suppress(Exception):  # an object of the user's may raise when it is asked for anything
+            code = inspect.unwrap(value) if callable(value) else None
             if id(code) not in found and code is not cls and is_code_of_user(code):
-                found[id(code)] = code
-                ahead += [code] if isinstance(code, types.FunctionType) else [one for _, one in functions_of(code)]
-    return sorted(found.values(), key=lambda code: (code.__module__, code.__qualname__))
+                found[id(code)] = name.rpartition(".")[2], code
+                ahead += _found_in(code)
+    return list(found.values())
+
+
+def _found_in(code: Any, without: Sequence[str] = ()) -> Iterator[tuple[str, Any]]:
+    """Yield what a function, or the methods of a class, find by name, and the bases of the class."""
+    functions = [code]
+    if isinstance(code, type):
+        yield from ((base.__qualname__, base) for base in code.__mro__[1:-1])
+        functions = [function for name, function in functions_of(code) if name not in without]
+    for function in functions:
+        yield from [*read_by(function).items(), *imported_by(function), *held_by(function)]
 
 
 def _source_of(code: Any) -> str:
-    """Return the source of a function or a class; where there is none, its name and what it does.
+    """Return the source of a function, or of the methods of a class with its name; where there is none, what it does.
 
-    A notebook keeps the source of functions, not that of classes.
+    A notebook keeps the source of functions, not that of classes, and to find a class in a file takes long.
     """
-    try:
-        return inspect.getsource(code)
-    except Exception:  # defined in a notebook or at a prompt, built in, or in a file that is no Python any more
-        if isinstance(code, types.FunctionType):
+    if isinstance(code, types.FunctionType):
+        try:
+            return inspect.getsource(code)
+        except Exception:  # as above
             return repr(content_of(code.__code__))
     members = [
-        getattr(value, "fget", None) or getattr(value, "__func__", None) or value for value in vars(code).values()
+        attribute_of(value, "__func__" if isinstance(value, staticmethod | classmethod) else "fget") or value
+        for value in vars(code).values()
+        if isinstance(value, types.FunctionType | staticmethod | classmethod | property)
     ]
     return "".join([code.__qualname__, *(_source_of(one) for one in members if isinstance(one, types.FunctionType))])
 
@@ -190,7 +224,9 @@ def targets_of(dataset: Any, length: int) -> tuple[Int64Array, TargetsForm] | No
         return targets_of(dataset.dataset, length)
     if reads_as(dataset, Subset):
         base = targets_of(dataset.dataset, len(dataset.dataset))
-        return None if base is None else (base[0][np.asarray(dataset.indices, np.int64)], base[1])
+        with contextlib.suppress(ValueError, TypeError, IndexError):  # indices may be keys of the dataset
+            return None if base is None else (base[0][np.asarray(dataset.indices, np.int64)], base[1])
+        return None
     if reads_as(dataset, ConcatDataset):
         parts = [targets_of(part, len(part)) for part in dataset.datasets]
         known = [part for part in parts if part is not None]

@@ -178,7 +178,7 @@ def rows_to_prove(length: int, classes: Int64Array | None = None) -> list[int]:
     if classes is None:
         return rows
     _, first, counts = np.unique(classes, return_index=True, return_counts=True)
-    rare = first[np.argsort(counts, kind="stable")].tolist()
+    rare = first[np.argsort(counts, kind="stable")[: len(rows)]].tolist()
     return list(dict.fromkeys(chain(*zip(rows, rare, strict=False), rows)))[: len(rows)]
 
 

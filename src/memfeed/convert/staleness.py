@@ -15,7 +15,14 @@ import xxhash
 
 from memfeed.convert.changes import Watched, differences, shown
 from memfeed.convert.digests import chosen
-from memfeed.convert.fingerprint import ROUNDING, classes_of, fingerprint_of, hash_packed, targets_of
+from memfeed.convert.fingerprint import (
+    ROUNDING,
+    classes_of,
+    fingerprint_of,
+    hash_packed,
+    is_changed_source,
+    targets_of,
+)
 from memfeed.convert.forms import Forms, Shape, asked_codings, codings_of, lossy_before
 from memfeed.convert.inputs import Input, expected_length, read_sample
 from memfeed.convert.options import ConvertOptions
@@ -338,7 +345,7 @@ def require_equal(
         for field, found, hashed in hashes:
             if found != hashed:
                 raise stale(path, f"field {field.name}, sample {probe.index}: found another value than was stored")
-    if old.source != new.source and old.source_name == new.source_name:
+    if is_changed_source(old.source, new.source) and old.source_name == new.source_name:
         warn(
             f"{path}: the source of {new.source_name}, or of what it calls, has changed since this store was made, but "
             "the samples compared are the same; if the change matters for others, write the store again with "

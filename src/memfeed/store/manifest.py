@@ -36,7 +36,7 @@ class Probe(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 class Fingerprint(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The facts about a dataset that show later whether its store is stale.
 
-    ``length`` is the dataset's length (None if it has none), ``source`` the hash of its classes' source text,
+    ``length`` is the dataset's length (None if it has none), ``source`` hashes of its classes' source text,
     ``digests`` the hashes of the plain data in its attributes, and of the files they name, by attribute.
     """
 
