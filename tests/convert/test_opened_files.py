@@ -26,6 +26,7 @@ from memfeed.convert.file_digests import digest_files
 from memfeed.convert.opened_files import OpenedFiles
 from memfeed.convert.probe import probe_indices
 from memfeed.errors import StaleStoreError
+from memfeed.loading.loader import Loader
 from support import cache
 
 N = 60
@@ -362,6 +363,35 @@ def test_a_change_of_a_file_that_no_attribute_names_is_an_error(tmp_path, path, 
         json.dump(rows[dataset.name(OTHER)], file)
     with pytest.raises(StaleStoreError, match=r"json \((file|file sizes|file times)\)"):
         cache(Computed(tmp_path, form), path)
+
+
+class FromTable(Dataset):
+    """Opens a table at the first sample, and keeps it open."""
+
+    def __init__(self, folder):
+        self.folder, self.table = folder, None
+
+    def __len__(self):
+        return N
+
+    def __getitem__(self, i):
+        if self.table is None:
+            self.table = sqlite3.connect(self.folder / "a.db", check_same_thread=False)
+        return self.table.execute("select value from t where i = ?", (i,)).fetchone()[0]
+
+
+def test_a_file_that_the_first_sample_opens_and_that_stays_open(tmp_path, path):
+    """A loader reads a sample before it looks for a cut."""
+    (tmp_path / "data").mkdir()
+    with contextlib.closing(sqlite3.connect(tmp_path / "data" / "a.db")) as table:
+        table.execute("create table t (i integer, value integer)")
+        table.executemany("insert into t values (?, ?)", [(i, i) for i in range(N)])
+        table.commit()
+        assert len(list(Loader(FromTable(tmp_path / "data"), 10, cache=path, num_workers=0))) == N // 10
+        table.execute("update t set value = -1 where i = ?", (OTHER,))
+        table.commit()
+    with pytest.raises(StaleStoreError, match=r"other values in a\.db \(file\)"):
+        Loader(FromTable(tmp_path / "data"), 10, cache=path)
 
 
 def test_results_that_a_dataset_keeps_beside_its_files_are_no_change(tmp_path, path):

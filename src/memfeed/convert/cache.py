@@ -268,6 +268,7 @@ def cache_one(dataset: Any, path: str | os.PathLike[str] | None, options: Conver
     refuse_copy(dataset, target, options.copy_existing)
     given = classify_input(dataset)
     watched = None if isinstance(given.dataset, RayRows) else Watched(dataset, target if owner is None else None)
+    given = msgspec.structs.replace(given, watched=watched)
     stored = None if options.overwrite else store_at(target)
     options = _with_budget(dataset, given, stored, options, target)
     options = _with_kept_form(stored, options, target)
@@ -282,7 +283,6 @@ def cache_one(dataset: Any, path: str | os.PathLike[str] | None, options: Conver
         options = msgspec.structs.replace(options, on_ray=False)  # one process writes rows that come in order
     _require_options_of(given, options)
     refuse_mapped_columns(given, target, options.copy_existing)
-    given = msgspec.structs.replace(given, watched=watched)
     try:
         if options.lazily:
             store = open_or_fill(target, given, options, owner, stored)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import random
 from collections import deque
 from itertools import chain
@@ -188,10 +189,13 @@ def _readable(given: Input, options: ConvertOptions, rows: list[int]) -> list[in
     With ``split="auto"`` it is a NotReadyError if the first few all raise.
     """
     found, failed = list[int](), list[SampleError]()
+    opened = None if given.watched is None else given.watched.opened
     with random_state.preserved():
         for row in rows:
             try:
-                read_sample(given.dataset, row, Watchdog(0))
+                # the first read may open a file that the dataset keeps open
+                with contextlib.nullcontext() if opened is None else opened.noticed(row):
+                    read_sample(given.dataset, row, Watchdog(0))
             except SampleError as error:
                 if options.skips_errors:
                     continue
