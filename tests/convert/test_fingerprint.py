@@ -9,7 +9,7 @@ import warnings
 import numpy as np
 import pytest
 import torch
-from torch.utils.data import Dataset, Subset
+from torch.utils.data import ConcatDataset, Dataset, Subset
 
 import memfeed
 from memfeed.convert.fingerprint import (
@@ -174,6 +174,44 @@ def test_no_file_is_searched_for_each_class_that_is_called(tmp_path, monkeypatch
     monkeypatch.setattr(inspect, "getsource", lambda code: asked.append(code) or getsource(code))
     calling(tmp_path, monkeypatch, "made = len")
     assert [one.__name__ for one in asked if isinstance(one, type)] == ["Found"]
+
+
+class Ones(Dataset):
+    def __len__(self):
+        return 4
+
+    def __getitem__(self, index):
+        return 1
+
+
+class Twos(Ones):
+    def __getitem__(self, index):
+        return 2
+
+
+class Outer(Ones):
+    def __init__(self, base):
+        self.base = base
+
+
+@pytest.mark.parametrize("wrapped", [Outer, lambda one: ConcatDataset([one, one]), lambda one: Subset(one, [0])])
+def test_the_classes_of_datasets_inside_count(wrapped):
+    assert hash_source(wrapped(Ones())) == hash_source(wrapped(Ones()))
+    one, other = (hash_source(wrapped(inner))[0] for inner in (Ones(), Twos()))
+    assert is_changed_source(one, other)
+
+
+def test_of_a_cut_dataset_the_class_is_the_one_of_the_user(path):
+    v2 = pytest.importorskip("torchvision.transforms.v2")
+
+    class Cropped(Ones):
+        transform = v2.RandomCrop(4)
+
+        def __getitem__(self, index):
+            return self.transform(torch.full((3, 8, 8), index, dtype=torch.uint8))
+
+    store = memfeed.cache(Cropped(), path, split=True, workers=0, progress=False)
+    assert store._view.manifest.fingerprint.source_name.endswith("Cropped")
 
 
 CELL = """

@@ -17,13 +17,13 @@ import msgspec
 import numpy as np
 import torch
 import xxhash
-from torch.utils.data import ConcatDataset, Subset
+from torch.utils.data import ConcatDataset, Dataset, Subset
 
 from memfeed.building.build import Build
 from memfeed.building.partial import DURABLE, WRITTEN
 from memfeed.convert.forms import Rounded
 from memfeed.convert.inputs import Input, RayRows, read_sample
-from memfeed.convert.module_data import MAKERS, is_code_of_user
+from memfeed.convert.module_data import MAKERS, attributes_of, is_code_of_user
 from memfeed.convert.options import ConvertOptions
 from memfeed.convert.probe import ProbeResult, probe_indices, spread
 from memfeed.convert.watchdog import Watchdog
@@ -40,6 +40,7 @@ from memfeed.splitting.module_names import functions_of, imported_by, read_by
 from memfeed.store import ragged
 from memfeed.store.dataset_attributes import Attributes, ClassName, Kept, Loss, Targets, TargetsForm
 from memfeed.store.manifest import Fingerprint, Probe
+from memfeed.store.store import Store
 from memfeed.system import random_state
 from memfeed.system.code_content import content_of, held_by
 
@@ -50,7 +51,8 @@ _DIGITS = 16  # of a hash
 def fingerprint_of(given: Input, hashes: tuple[Probe, ...] = ()) -> Fingerprint:
     """Return the fingerprint of a dataset. Columns in memory have no class whose source could change."""
     has_class = given.kind != "columns" and not isinstance(given.dataset, RayRows)
-    source, name = hash_source(given.dataset) if has_class else ("", "")
+    dataset = given.dataset if given.watched is None else given.watched.dataset  # as the user gave it: not cut
+    source, name = hash_source(dataset) if has_class else ("", "")
     found = {} if given.watched is None else {path: one.text for path, one in given.watched.digests().items()}
     digests = found or msgspec.UNSET
     return Fingerprint(
@@ -106,18 +108,32 @@ def hash_source(dataset: Any) -> tuple[str, str]:
     The first 16 digits are of these classes. For each function or class of the user that their methods find by name,
     and for each base class, 16 digits of that name and 16 of its source follow.
     """
-    hashed, seen, name = xxhash.xxh3_64(), set[int](), f"{type(dataset).__module__}.{type(dataset).__qualname__}"
+    hashed, name = xxhash.xxh3_64(), f"{type(dataset).__module__}.{type(dataset).__qualname__}"
     called: set[str] = set()
-    while dataset is not None and id(dataset) not in seen:
-        seen.add(id(dataset))
+    for cls in dict.fromkeys(map(type, _inside(dataset))):
         try:
-            text = inspect.getsource(type(dataset))
+            text = inspect.getsource(cls)
         except Exception:  # defined in a notebook or at a prompt, built in, or in a file that is no Python any more
-            text = _source_of(type(dataset))
+            text = _source_of(cls)
         hashed.update(text.encode("utf-8", "replace"))
-        called.update(_hash(word) + _hash(_source_of(code)) for word, code in _called_by(type(dataset)))
-        dataset = attribute_of(dataset, "dataset")
+        called.update(_hash(word) + _hash(_source_of(code)) for word, code in _called_by(cls))
     return "".join([hashed.hexdigest(), *sorted(called)]), name
+
+
+def _inside(dataset: Any) -> list[Any]:
+    """Return a dataset and those inside it: in its attributes, and in short lists there."""
+    found: dict[int, Any] = {}
+    ahead = [dataset]
+    while ahead and len(found) < _MOST_CALLED:
+        one = ahead.pop(0)
+        if one is None or id(one) in found:
+            continue
+        found[id(one)] = one
+        ahead.append(attribute_of(one, "dataset"))
+        for _, value in attributes_of(one):
+            parts = value if type(value) in (list, tuple) and len(value) <= _MOST_CALLED else [value]
+            ahead += [part for part in parts if isinstance(part, Dataset) and not isinstance(part, Store)]
+    return list(found.values())
 
 
 def is_changed_source(old: str, new: str) -> bool:
