@@ -156,7 +156,7 @@ class RowError(MemfeedError, IndexError):
 
 def length_of(dataset: Any) -> int:
     """Return ``len(dataset)``. Raises SchemaError if that is no number of samples; the dataset's own errors go on."""
-    if getattr(dataset, "ndim", None) == 0:
+    if getattr(dataset, "ndim", None) == 0 and not hasattr(dataset, "batch_dims"):  # a TensorDict says it better
         raise SchemaError(
             f"found a {type(dataset).__name__} of no dims, which has no rows; expected a dataset with len and []: "
             "x.reshape(1) has one row"
