@@ -5,6 +5,7 @@ import pytest
 from small_build import SCHEMA
 
 import memfeed
+from memfeed.building import claim as claims
 from memfeed.building.build import Build
 from memfeed.building.claim import claim, clear, is_claimed
 from memfeed.errors import BuildError, StoreError
@@ -84,3 +85,19 @@ def test_a_store_that_was_moved_to_a_long_name_is_opened(tmp_path):
 def test_results_under_a_long_name_are_refused_with_its_path(tmp_path):
     with pytest.raises(BuildError, match=r"(?s)n: found that the disk refused .*File name too long|making a directory"):
         memfeed.memoize(abs, tmp_path / ("n" * 244), version=1)(3)
+
+
+def test_another_thread_claims_a_build_meanwhile(monkeypatch, tmp_path):
+    class Root:
+        """The root of a build: while it is compared, another thread claims its own build."""
+
+        def __eq__(self, other):
+            claims._held[tmp_path / str(len(claims._held)), 1] = 0
+            return False
+
+        __hash__ = object.__hash__
+
+    monkeypatch.setattr(claims, "_held", {(Root(), 1): 0, (tmp_path, 2): 0, (Root(), 3): 0})
+    claims.ends_by_itself(tmp_path)
+    assert (tmp_path, 2) not in claims._held
+    assert len(claims._held) == 4

@@ -86,7 +86,7 @@ def claim(path: Path, *, wait: bool = True, thread: int | None = None) -> Iterat
 
 def ends_by_itself(root: Path) -> None:
     """Note that who holds the lock of the build at ``root`` gives it back soon: each thread may wait for that."""
-    for key in [key for key in _held if key[0] == root]:
+    for key in [key for key in list(_held) if key[0] == root]:  # other threads claim other builds meanwhile
         _held.pop(key, None)
 
 
