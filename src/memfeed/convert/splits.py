@@ -78,8 +78,8 @@ def split_input(given: Input, stored: Store | None, options: ConvertOptions, tar
         )
     if which == "auto" and stored is None and (refusal := refusal_at(build_path(target))).is_file():
         raise _not_cut(
-            f"an earlier run was ended by {refusal.read_text()}. What it left in {build_path(target)} is of no use; "
-            "without that directory the cut is tried again"
+            f"an earlier run was ended by {refusal.read_text('utf-8')}. What it left in {build_path(target)} is of no "
+            "use; without that directory the cut is tried again"
         )
     from memfeed.splitting.cut import StatefulError  # most conversions split nothing
     from memfeed.splitting.split import split

@@ -58,7 +58,7 @@ OTHER_MODES = ("1", "LA", "P", "CMYK", "YCbCr", "HSV", "LAB", "I;16", "I", "F")
 
 
 class Picture(NamedTuple):
-    """What a PIL image has beside its channels; ``mode`` "RGB" is any of `PLAIN_MODES`, "" one that is not made again.
+    """The mode of a PIL image: "RGB" for any of `PLAIN_MODES`, "" for one that is not made again.
 
     Images of the mode P have a ``palette``, the bytes of its colours.
     """
