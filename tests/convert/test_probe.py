@@ -94,3 +94,22 @@ def test_what_the_first_sample_takes_is_no_time_of_each(monkeypatch):
     assert probe.probe_map(Made(read, 100), range(16), may_be_random=True).seconds == 1.0
     now[0] = 0.0
     assert probe.probe_map(Made(read, 100), [7], may_be_random=True).seconds == 1000.0
+
+
+def test_what_the_checks_of_a_sample_take_is_no_time_of_it(monkeypatch):
+    """On a busy machine a sample of microseconds counted as one of 0.3 s: no sample was compared between two epochs."""
+    now = [0.0]
+
+    def read(index):
+        now[0] += 1.0
+        return torch.arange(3) + index
+
+    def read_checked(*args):
+        now[0] += 100.0
+        return checked(*args)
+
+    checked = probe.read_checked
+    monkeypatch.setattr(probe, "read_checked", read_checked)
+    monkeypatch.setattr(probe, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    monkeypatch.setattr(probe, "MOST_SECONDS", 1e6)
+    assert probe.probe_map(Made(read, 100), range(16), may_be_random=False).seconds == 1.0

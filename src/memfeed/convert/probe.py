@@ -202,15 +202,17 @@ def probe_map(
 
     Those of the first second are read twice, unless they `may_be_random`. Raises RandomDataError and SampleError.
     """
-    probed, byte_count, read_count, limit_start, watchdog = ProbedSamples(), 0, 0, time.monotonic(), Watchdog(0)
-    started, first_seconds, generators = limit_start, 0.0, None if may_be_random else Generators(dataset)
-    opened = None if watched is None else watched.opened
+    probed, byte_count, limit_start, watchdog = ProbedSamples(), 0, time.monotonic(), Watchdog(0)
+    generators = None if may_be_random else Generators(dataset)
+    opened, read_seconds, first_count = None if watched is None else watched.opened, list[float](), 0
 
     def read() -> Any:
-        nonlocal read_count
-        read_count += 1
         with contextlib.nullcontext() if opened is None else opened.noticed(index):
-            return read_sample(dataset, index, watchdog)
+            started = time.monotonic()
+            try:
+                return read_sample(dataset, index, watchdog)
+            finally:
+                read_seconds.append(time.monotonic() - started)
 
     with random_state.preserved(), watchdog.watch():
         if not may_be_random:
@@ -234,10 +236,10 @@ def probe_map(
                 generators = generators and Generators(dataset)  # the first sample may make generators
                 if watched is not None and len(indices) > 1:
                     watched.note_first()
-                limit_start = time.monotonic()  # and open files
-                first_seconds, read_count = (limit_start - started) / read_count, 0
+                limit_start, first_count = time.monotonic(), len(read_seconds)  # and open files
             byte_count += probed.add(index, sample)
-    probed.seconds = (time.monotonic() - limit_start) / read_count if read_count else first_seconds
+    counted = read_seconds[first_count:] or read_seconds  # without the checks between them
+    probed.seconds = sum(counted) / len(counted) if counted else 0.0
     order = sorted(range(len(probed.indices)), key=probed.indices.__getitem__)
     probed.indices, probed.samples = [probed.indices[i] for i in order], [probed.samples[i] for i in order]
     return probed
