@@ -3,6 +3,7 @@
 import json
 import multiprocessing
 import os
+import random
 import signal
 import time
 from pathlib import Path
@@ -19,7 +20,7 @@ from torchvision.transforms import v2
 
 import memfeed
 from memfeed import Loader
-from memfeed.errors import SplitError
+from memfeed.errors import RandomDataError, SplitError
 from memfeed.loading.decoded import DecodedLoader
 from memfeed.system.threads import end_all
 from memfeed.testing import equal
@@ -330,6 +331,32 @@ def test_a_sample_that_does_not_fit_the_cut_ends_one_run_and_the_next_reads_the_
         assert sum(len(labels) for _, labels in loader) == 400
     said = capsys.readouterr().err
     assert "an earlier run was ended by sample 211" in said
+    assert "rows are kept" not in said
+
+
+class Substituted(Dataset):
+    """A sample that cannot be read is another one, chosen at random: no attribute draws that."""
+
+    def __len__(self):
+        return 400
+
+    def __getitem__(self, index):
+        return self[random.randrange(400)] if index == 211 else torch.tensor([index])
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_random_sample_that_was_not_proven_ends_one_run_and_the_next_reads_the_dataset_as_it_is(
+    path, workers, capsys
+):
+    """Each run ended with the error, though a DataLoader reads the dataset."""
+    with pytest.raises(RandomDataError, match="sample 211 twice .* Or run the program again: beside this cache= it re"):
+        list(Loader(Substituted(), 16, cache=path, num_workers=workers))
+    end_all()
+    loader = Loader(Substituted(), 16, cache=path, num_workers=workers)
+    assert type(loader) is DecodedLoader
+    assert len({torch.cat(list(loader))[211].item() for _ in range(6)}) > 1
+    said = capsys.readouterr().err
+    assert "an earlier run was ended by found random samples: reading sample 211 twice" in said
     assert "rows are kept" not in said
 
 

@@ -146,6 +146,7 @@ class Conversion:
             skip_errors=options.skips_errors,
             refuse_random=not options.allow_random and given.kind == "map" and options.recipe is None,
             is_read=options.lazily,
+            can_be_decoded=options.lazily and options.split == "auto",
         )
         self.schema = options.like or coded_schema(inferred.schema, options.forms, _shapes(inferred.schema, packed))
         self.length = expected_length(given, options.length)

@@ -15,7 +15,7 @@ from memfeed.convert.inputs import read_sample
 from memfeed.convert.randomness import Draws, share_memory
 from memfeed.convert.watchdog import WAITING, WRITING, Watchdog, failure_of
 from memfeed.convert.write_run import Report, RunWriter, WritePlan, flatten_sample, pack_rows
-from memfeed.errors import SampleError, SchemaError, SplitError, UnfitRowError
+from memfeed.errors import RandomDataError, SampleError, SchemaError, SplitError, UnfitRowError
 from memfeed.schema import values
 from memfeed.schema.codec import Packed
 from memfeed.schema.fields import shown_dims
@@ -149,14 +149,7 @@ class RowWorker:
                 # a dataset may fill one buffer for every sample: the next one would change this one
                 read[row] = [values.copy_value(leaf) for leaf in flatten_sample(self._plan, sample, row)]
             except SplitError as error:
-                if not self._plan.is_read:
-                    raise
-                with contextlib.suppress(OSError):
-                    files.write_file(refusal_at(self._build.root), str(error).encode())
-                raise SplitError(
-                    f"{error}. Or run the program again: beside this cache= it reads the dataset as a DataLoader does, "
-                    "and keeps the files that are decoded"
-                ) from None
+                raise self._refused(error) from None
             except (SampleError, SchemaError) as error:
                 if self._plan.skip_errors and isinstance(error, SampleError):
                     self._writer.rows.skip(row)
@@ -185,7 +178,21 @@ class RowWorker:
         return [] if self._reads_singly or len(samples) != len(rows) else samples
 
     def _check_draws(self, read: Mapping[int, list[Any]]) -> None:
-        self._draws.check({row: leaves for row, leaves in read.items() if row not in self._known}, self._read_again)
+        try:
+            self._draws.check({row: leaves for row, leaves in read.items() if row not in self._known}, self._read_again)
+        except RandomDataError as error:
+            raise self._refused(error) from None
+
+    def _refused(self, error: RandomDataError | SplitError) -> Exception:
+        """Return the error to raise; where the next run can read the dataset by a DataLoader, let it do so."""
+        if not self._plan.can_be_decoded:
+            return error
+        with contextlib.suppress(OSError):
+            files.write_file(refusal_at(self._build.root), str(error).encode())
+        return type(error)(
+            f"{error}. Or run the program again: beside this cache= it reads the dataset as a DataLoader does, and "
+            "keeps the files that are decoded"
+        )
 
     def _read_again(self, row: int) -> list[Any]:
         return flatten_sample(self._plan, read_sample(self._dataset, row, self._watchdog, self._number), row)

@@ -39,6 +39,7 @@ class WritePlan(msgspec.Struct, frozen=True):
     skip_errors: bool = False
     refuse_random: bool = False
     is_read: bool = False
+    can_be_decoded: bool = False  # a loader that makes no store of the dataset reads it by a DataLoader
     pictures: dict[int, values.Picture] = {}  # by field index: what the PIL images had when they were probed
 
     @property
