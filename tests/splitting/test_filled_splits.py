@@ -330,7 +330,8 @@ def test_a_sample_that_does_not_fit_the_cut_ends_one_run_and_the_next_reads_the_
         assert type(loader) is DecodedLoader
         assert sum(len(labels) for _, labels in loader) == 400
     said = capsys.readouterr().err
-    assert "an earlier run was ended by sample 211" in said
+    assert f"is tried again after an edit of the dataset's source, or without {path}.build, which" in said
+    assert "an earlier run was ended by SplitError: sample 211" in said
     assert "rows are kept" not in said
 
 
@@ -356,8 +357,41 @@ def test_a_random_sample_that_was_not_proven_ends_one_run_and_the_next_reads_the
     assert type(loader) is DecodedLoader
     assert len({torch.cat(list(loader))[211].item() for _ in range(6)}) > 1
     said = capsys.readouterr().err
-    assert "an earlier run was ended by found random samples: reading sample 211 twice" in said
+    assert "an earlier run was ended by RandomDataError: found random samples: reading sample 211 twice" in said
     assert "rows are kept" not in said
+
+
+class Mended(Augmented):
+    """The samples of the rare class are as the others are."""
+
+    def __getitem__(self, index):
+        image, label = torch.full((3, 16, 16), index % 200, dtype=torch.uint8), self.labels[index]
+        return self.transform(image), label
+
+
+def _fixed(dataset):
+    dataset.labels = [0] * len(dataset)
+    dataset.transform = v2.ToDtype(torch.float32)
+    return dataset
+
+
+@pytest.mark.parametrize(
+    "made", [lambda: Mended(400, {211}), lambda: Augmented(399, {}), lambda: _fixed(Augmented(400, {}))]
+)
+def test_a_sample_that_does_not_fit_the_cut_is_forgotten_for_another_source_or_dataset(path, made, capsys):
+    dataset = Augmented(400, {211})
+    dataset.labels, dataset.targets = dataset.targets, None
+    with pytest.raises(SplitError, match="sample 211"):
+        list(Loader(dataset, 16, shuffle=True, cache=path))
+    end_all()
+    mended = made()
+    loader = Loader(mended, 16, cache=path)
+    for _ in range(2):
+        found = torch.cat([labels for _, labels in loader])
+        assert found.tolist() == mended.labels
+    loader.store.finish()
+    assert path.is_dir()
+    assert "an earlier run was ended" not in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("rare", [{211}, set(range(200, 206))])

@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from memfeed.building.build import Build
-from memfeed.building.claim import clear, is_shared
+from memfeed.building.claim import clear, is_shared, refusal_at
 from memfeed.building.commit import claim_and_remove_remains, claim_recovered
 from memfeed.building.partial import ABSENT, DURABLE, SKIPPED, WRITTEN
 from memfeed.convert.budget import describe_budget, mean_row_bytes, overlap_factor, stored_row_bytes
@@ -241,7 +241,7 @@ class Conversion:
                 f"{root}: found other processes that fill this store while they train; expected none: end them, or "
                 "join them with lazily=True"
             )
-        build = Build.resume(root)
+        build = None if refusal_at(root).is_file() else Build.resume(root)  # its rows are of a cut that does not hold
         # where a row is depends on the number of workers, and length= counts the rows of one
         if build is None or (self.options.length is not None and build.settings.shares > 1):
             return None

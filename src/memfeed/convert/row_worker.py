@@ -188,7 +188,7 @@ class RowWorker:
         if not self._plan.can_be_decoded:
             return error
         with contextlib.suppress(OSError):
-            files.write_file(refusal_at(self._build.root), str(error).encode())
+            files.write_file(refusal_at(self._build.root), f"{type(error).__name__}: {error}".encode())
         return type(error)(
             f"{error}. Or run the program again: beside this cache= it reads the dataset as a DataLoader does, and "
             "keeps the files that are decoded"

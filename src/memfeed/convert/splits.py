@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from memfeed.building.build import Build
 from memfeed.building.claim import refusal_at
-from memfeed.convert.fingerprint import targets_of
+from memfeed.convert.fingerprint import hash_source, is_changed_source, targets_of
 from memfeed.convert.inputs import Input, read_sample
 from memfeed.convert.options import ConvertOptions
 from memfeed.convert.randomness import as_worker, require_same_together
@@ -76,11 +77,6 @@ def split_input(given: Input, stored: Store | None, options: ConvertOptions, tar
             f"found split={which!r} for {type(given.dataset).__name__}; expected a map-style dataset (len and []) with "
             "a pipeline: leave split out"
         )
-    if which == "auto" and stored is None and (refusal := refusal_at(build_path(target))).is_file():
-        raise _not_cut(
-            f"an earlier run was ended by {refusal.read_text('utf-8')}. What it left in {build_path(target)} is of no "
-            "use; without that directory the cut is tried again"
-        )
     from memfeed.splitting.cut import StatefulError  # most conversions split nothing
     from memfeed.splitting.split import split
 
@@ -91,6 +87,8 @@ def split_input(given: Input, stored: Store | None, options: ConvertOptions, tar
     folder = str(target.parent)
     try:
         cut = split(given.dataset, rows, name, options.keep, folder, cuts_fixed=which != "auto" or has_rest)
+        if which == "auto" and stored is None:
+            _require_not_refused(given, build_path(target), is_cut=cut is not None)
         if cut is not None:  # else the probe does this
             require_same_together(given.dataset, rows)
             if options.workers and not has_rest:  # a store that exists was made where it could be
@@ -116,6 +114,24 @@ def split_input(given: Input, stored: Store | None, options: ConvertOptions, tar
             raise
         what = cut_text(f"{type(error).__name__}: {error}", 200)
         raise _not_cut(f"it raises while its steps are watched ({what}), though its samples can be read") from error
+
+
+def _require_not_refused(given: Input, root: Path, *, is_cut: bool) -> None:
+    """Raise SplitError if a sample of this dataset has ended the build at ``root``.
+
+    That of a dataset of another length or source, or cut where this one is not, does not count.
+    """
+    refusal = refusal_at(root)
+    old = Build.join(root).settings.fingerprint if refusal.is_file() and Build.is_begun(root) else None
+    if old is None or old.length != given.length or is_changed_source(old.source, hash_source(given.dataset)[0]):
+        return
+    why = refusal.read_text("utf-8")
+    if why.startswith(SplitError.__name__) != is_cut:
+        return
+    raise SplitError(
+        f"the cut is tried again after an edit of the dataset's source, or without {root}, which is of no use now; an "
+        f"earlier run was ended by {why}"
+    )
 
 
 def _not_cut(why: Any) -> RandomDataError:
