@@ -1,5 +1,7 @@
 """Leaves are made again of rows: arrays, NumPy scalars and PIL images, where all samples have them alike."""
 
+from enum import IntEnum
+
 import numpy as np
 import pytest
 import torch
@@ -10,6 +12,13 @@ from memfeed.schema.infer import infer
 from memfeed.splitting.makers import finished_makers_of, is_kept_as_tensor, makers_of
 
 image = pytest.importorskip("PIL.Image")
+
+
+class Level(IntEnum):
+    """Of a sample."""
+
+    LOW = 0
+    HIGH = 1
 
 
 def palette_image(value, colours=range(30)):
@@ -49,6 +58,27 @@ def test_images_that_are_not_alike_stay_tensors(other):
     (maker,) = makers_of(samples, schema).values()
     assert is_kept_as_tensor(maker)
     assert torch.equal(maker(torch.zeros(1, 2, 3)), torch.zeros(1, 2, 3))
+
+
+def test_an_optional_leaf_is_made_again_too():
+    samples = [
+        {"array": None if i % 2 else np.full(3, i), "mask": None if i % 3 else palette_image(i)} for i in range(6)
+    ]
+    samples = [{**one, "level": None if i < 2 else Level(i % 2)} for i, one in enumerate(samples)]
+    schema = infer(samples).schema
+    makers = {field.name: makers_of(samples, schema)[field.path] for field in schema}
+    assert [makers["level"](value) for value in (None, 0, 1)] == [None, Level.LOW, Level.HIGH]
+    assert type(makers["level"](1)) is Level
+    assert type(makers["array"](torch.zeros(3))) is np.ndarray
+    assert makers["mask"](torch.zeros(1, 2, 3, dtype=torch.uint8)).mode == "P"
+    assert [makers[name](None) for name in makers] == [None] * 3
+
+
+def test_a_copy_of_an_image_keeps_the_transparency_of_its_palette():
+    made = image.new("P", (3, 2), 1)
+    made.putpalette(bytes(range(40)), "RGBA")
+    assert values.picture_of(values.copy_value(made)) == values.picture_of(made)
+    assert is_kept_as_tensor(*makers_of([values.copy_value(made)], infer([made]).schema).values())
 
 
 def test_a_finished_batch_has_no_palettes():

@@ -156,9 +156,9 @@ def picture_fields(schema: Schema, makers: Mapping[Any, Any], *, makes_all: bool
 
 
 def _require_pictures(column: Sequence[Any], like: values.Picture) -> None:
-    """Raise SchemaError for a value that is no PIL image which is made again as ``like``."""
+    """Raise SchemaError for a value that is no PIL image which is made again as ``like``, and not None."""
     for at, value in enumerate(column):
-        if values.is_pil(value) and values.picture_of(value) == like:
+        if value is None or (values.is_pil(value) and values.picture_of(value) == like):
             continue
         found = f"a PIL image of the mode {value.mode}" if values.is_pil(value) else brief(value)
         named: Any = SchemaError(

@@ -268,7 +268,9 @@ def copy_value(leaf: Any) -> Any:
         return leaf.copy()
     if type(leaf) is list and SCALAR_DTYPES.keys() >= set(map(type, leaf)):
         return list(leaf)
-    return copy.deepcopy(leaf) if isinstance(leaf, list | dict | bytearray) or is_pil(leaf) else leaf
+    if is_pil(leaf):
+        return leaf.copy()  # deepcopy loses the transparency of a palette
+    return copy.deepcopy(leaf) if isinstance(leaf, list | dict | bytearray) else leaf
 
 
 def _has_numpy_memory(tensor: torch.Tensor) -> bool:

@@ -20,14 +20,15 @@ from memfeed.splitting.leaves import NONE, Kind, from_stored, kind_of
 
 
 def makers_of(samples: Sequence[Any], schema: Schema) -> dict[Path, Callable[[Any], Any]]:
-    """Return what makes leaves of rows of a whole store, by path, where all samples have a leaf of the same kind.
+    """Return what makes leaves of rows of a whole store, by path, where all samples have a leaf of the same kind, or None.
 
     A PIL image that cannot be made again stays a tensor.
     """
     found = dict[Path, set[str | Picture | type]]()
     for sample in samples:
         for field, leaf in zip(schema, Flattener(schema.structure)(sample), strict=True):
-            found.setdefault(field.path, set()).add(picture_of(leaf) if is_pil(leaf) else _name_of(leaf))
+            if leaf is not None:  # an optional leaf
+                found.setdefault(field.path, set()).add(picture_of(leaf) if is_pil(leaf) else _name_of(leaf))
     makers = dict[Path, Callable[[Any], Any]]()
     for path, names in found.items():
         one = names.pop() if len(names) == 1 else Picture() if any(isinstance(it, Picture) for it in names) else ""
@@ -49,7 +50,7 @@ def is_kept_as_tensor(maker: Callable[[Any], Any] | None) -> bool:
 
 def _member(value: Any, enum: Any) -> Any:
     """Return the member of an enum that a store keeps as a number or text; code may compare it with ``is``."""
-    return enum._value2member_map_.get(value, value)
+    return None if value is None else enum._value2member_map_.get(value, value)
 
 
 def _name_of(leaf: Any) -> str | type:
