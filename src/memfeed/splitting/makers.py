@@ -20,7 +20,7 @@ from memfeed.splitting.leaves import NONE, Kind, from_stored, kind_of
 
 
 def makers_of(samples: Sequence[Any], schema: Schema) -> dict[Path, Callable[[Any], Any]]:
-    """Return what makes leaves of rows of a whole store, by path, where all samples have a leaf of the same kind, or None.
+    """Return what makes leaves of rows of a whole store, by path, where all samples have one of the same kind, or None.
 
     A PIL image that cannot be made again stays a tensor.
     """
