@@ -278,7 +278,8 @@ USE = (
     Known(
         "`sampler` draws lists, `batch_size=None`",
         "the same for a `BatchSampler`, also of TensorDicts, where DataLoader raises; another sampler that draws lists "
-        "is a RowError: pass it as `batch_sampler`",
+        "is a RowError: pass it as `batch_sampler`. A dataset whose `dataset[[...]]` is not the batch of its samples "
+        "is read by a DataLoader, as a line says",
         "a list of rows is read as one batch",
         "-> memfeed's RowError|raises TypeError -> list of TensorDict",
         ways=["a list as the sampler, batch_size=None", "sampler of lists, batch_size=None"],

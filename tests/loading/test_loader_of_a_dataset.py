@@ -6,10 +6,10 @@ import warnings
 
 import pytest
 import torch
-from torch.utils.data import Dataset
+from torch.utils.data import BatchSampler, DataLoader, Dataset, SequentialSampler
 
 import memfeed
-from memfeed.errors import StaleStoreError
+from memfeed.errors import SchemaError, StaleStoreError
 
 
 class Words(Dataset):
@@ -180,3 +180,50 @@ def test_a_line_says_that_a_list_of_numbers_has_another_form(capfd):
     found = next(iter(memfeed.Loader(WithList(), 4, collate_fn=collate)))
     assert all(map(torch.equal, found[2], expected[2]))
     assert "a list of numbers" not in capfd.readouterr().err
+
+
+class Cells(Dataset):
+    """As the datasets of scvi-tools: a list of rows is a batch, and one row a batch of one."""
+
+    def __init__(self, *, takes_numbers=True):
+        self.counts, self.takes_numbers = torch.arange(40.0).reshape(20, 2), takes_numbers
+
+    def __len__(self):
+        return len(self.counts)
+
+    def __getitem__(self, rows):
+        if not isinstance(rows, list) and not self.takes_numbers:
+            raise TypeError("found a number; expected a list")
+        return {"x": self.counts[rows if isinstance(rows, list) else [rows]]}
+
+
+class Columns(Cells):
+    """A list of rows is the batch of their samples."""
+
+    def __getitem__(self, rows):
+        return {"x": self.counts[rows].numpy()}
+
+
+def lists_of(dataset):
+    return {"batch_size": None, "sampler": BatchSampler(SequentialSampler(dataset), 8, drop_last=False)}
+
+
+@pytest.mark.parametrize("takes_numbers", [True, False])
+def test_a_dataset_whose_lists_of_rows_are_no_batch_of_samples_is_read_as_it_is(takes_numbers, tmp_path, capfd):
+    dataset = Cells(takes_numbers=takes_numbers)
+    for path in (None, tmp_path / "cells.mf", tmp_path / "cells.mf"):
+        found = list(memfeed.Loader(dataset, cache=path, **lists_of(dataset)))
+        for batch, expected in zip(found, DataLoader(dataset, **lists_of(dataset)), strict=True):
+            assert torch.equal(batch["x"], expected["x"])
+    assert "Cells[[0, 19]], which is a batch for a sampler of lists" in capfd.readouterr().err
+    with pytest.raises(SchemaError, match="is not made of the samples of single rows"):
+        memfeed.Loader(dataset, require="samples", **lists_of(dataset))
+
+
+def test_a_dataset_whose_lists_of_rows_are_batches_of_samples_becomes_a_store(tmp_path, capfd):
+    dataset = Columns()
+    loader = memfeed.Loader(dataset, cache=tmp_path / "columns.mf", **lists_of(dataset))
+    for batch, expected in zip(loader, DataLoader(dataset, **lists_of(dataset)), strict=True):
+        assert torch.equal(batch["x"], expected["x"])
+    assert isinstance(loader.dataset, memfeed.Store)
+    assert "no store" not in capfd.readouterr().err

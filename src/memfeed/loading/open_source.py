@@ -8,7 +8,7 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, NamedTuple, get_args
 
 import torch
-from torch.utils.data import Dataset, IterableDataset
+from torch.utils.data import Dataset, IterableDataset, default_collate, default_convert
 
 from memfeed.errors import (
     LoaderError,
@@ -21,7 +21,7 @@ from memfeed.errors import (
     listed,
 )
 from memfeed.loading.ranks import present_ranks
-from memfeed.loading.settings import Arguments, Require, as_int
+from memfeed.loading.settings import Arguments, Require, as_int, row_and_list_samplers
 from memfeed.loading.sources import as_stores, device_of_columns, has_own_transform, is_dataset, joined
 from memfeed.schema.tensordicts import is_tensordict
 from memfeed.store.format import resolve
@@ -118,7 +118,10 @@ def _fill_store(dataset: Any, given: Arguments) -> Store:
     states = Generators(dataset) if given.may_read_as_it_is else None
     before, places = (None, {}) if states is None else (states.save(), places_in_turn(dataset))
     unread = Unread(dataset)
+    lists = row_and_list_samplers(given.batch_size, given.sampler, given.batch_sampler)[1]
     try:
+        if lists is not None and given.batch_size is None:
+            _require_lists_give_batches(dataset)
         store = cache(
             dataset,
             given.cache,
@@ -153,6 +156,42 @@ def _fill_store(dataset: Any, given: Arguments) -> Store:
                 f"with {used!r}; to change that, call torch.multiprocessing.set_start_method({method!r}) first"
             )
     return store
+
+
+def _require_lists_give_batches(dataset: Any) -> None:
+    """Raise SchemaError if ``dataset[[...]]``, which is a batch then, is not made of the samples of single rows.
+
+    For what raises in a DataLoader too, a batch of the store is as good as any.
+    """
+    from memfeed.convert.inputs import read_sample
+    from memfeed.convert.watchdog import Watchdog
+    from memfeed.schema.compare import difference
+    from memfeed.splitting.generators import Generators
+    from memfeed.system.signals import is_of_handler
+
+    rows, generators = sorted({0, length_of(dataset) - 1}), Generators(dataset)
+    with generators.preserved():
+        try:
+            generators.seed(0)
+            found = default_convert(dataset[list(rows)])  # type: ignore[no-untyped-call]
+        except Exception as error:
+            if is_of_handler(error):
+                raise
+            return
+        try:
+            generators.seed(0)
+            expected = default_collate([read_sample(dataset, row, Watchdog(0)) for row in rows])
+            differs: object = difference(found, expected)
+        except Exception as error:
+            if is_of_handler(error):
+                raise
+            differs = f"the samples of {rows} do not make a batch ({type(error).__name__}: {error})"
+    if differs is not None:
+        raise SchemaError(
+            f"found that {type(dataset).__name__}[{rows}], which is a batch for a sampler of lists and "
+            f"batch_size=None, is not made of the samples of single rows: {differs}; expected their batch, because a "
+            "store keeps each row by itself: return single samples, and pass batch_size, or batch_sampler="
+        )
 
 
 def _say_lists(dataset: Any, store: Store) -> None:
