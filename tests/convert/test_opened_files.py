@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import gc
 import hashlib
 import json
 import os
@@ -317,6 +318,27 @@ def test_threads_that_read_at_once_put_the_functions_back():
         assert cv2.imread is not own, "the other thread still reads"
         pool.submit(other.close).result()
     assert cv2.imread is own
+
+
+def test_code_that_imports_a_module_while_garbage_is_collected(monkeypatch):
+    """As ``__del__`` of an object that is thrown away may do: a list of the items of a dict makes garbage."""
+    made = []
+
+    def imports(phase, info):
+        made.append(f"made_while_collecting_{len(made)}")
+        monkeypatch.setitem(sys.modules, made[-1], types.ModuleType(made[-1]))
+
+    before = gc.get_threshold()
+    opened_files._names_of_user.cache_clear()
+    gc.callbacks.append(imports)
+    gc.set_threshold(10)
+    try:
+        with OpenedFiles().noticed(0):
+            pass
+    finally:
+        gc.set_threshold(*before)
+        gc.callbacks.remove(imports)
+    assert made
 
 
 def test_what_a_sample_puts_in_the_place_of_a_function_stays(monkeypatch):

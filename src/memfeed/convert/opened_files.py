@@ -273,13 +273,16 @@ def _replace(count: int) -> None:
 
 @functools.lru_cache(1)
 def _names_of_user(count: int) -> list[tuple[str, str]]:
-    """Return the variables of the user's modules that may be a function of `_READERS`, for a number of modules."""
+    """Return the variables of the user's modules that may be a function of `_READERS`, for a number of modules.
+
+    The dicts are copied: while a list is made of one, the garbage collector may run code that imports a module.
+    """
     own = {id(one) for one in _replaced.values()}
     return [
         (module, name)
-        for module, one in list(sys.modules.items())
+        for module, one in sys.modules.copy().items()
         if isinstance(one, types.ModuleType) and _is_of_user(module, one)
-        for name, value in list(vars(one).items())
+        for name, value in vars(one).copy().items()
         if id(value) in own or type(value) is _Reader
     ]
 
