@@ -308,6 +308,23 @@ def test_modules_that_a_method_imports_itself(tmp_path, monkeypatch):
     assert "imported_later.OTHER" not in values_read(dataset)
 
 
+class OwnLoader(Loader):
+    def __init__(self, dataset):
+        super().__init__(dataset, batch_size=SHORT[1])
+
+
+class WithLoader(Reading):
+    def loader(self):
+        return OwnLoader(self)
+
+
+def test_variables_of_memfeed_are_no_data_of_a_dataset_that_makes_its_loader():
+    """As a ``to_dataloader`` of a library. memfeed counts its loaders, and that count is no change of the dataset."""
+    found = values_read(WithLoader())
+    assert found["SHORT"] is SHORT
+    assert not {"READ_ONLY", "MOST_WORKERS", "_made"} & set(found)
+
+
 def test_a_chain_of_objects_ends():
     chain = Step([*TABLE])
     for _ in range(600):

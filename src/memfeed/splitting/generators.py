@@ -283,8 +283,11 @@ def is_generator(value: Any) -> bool:
 
 
 def is_installed(function: types.FunctionType) -> bool:
-    """Return True for a function of a library: its generators are attributes of its objects and classes."""
-    return function.__code__.co_filename.startswith((*LIBRARIES, "<frozen"))  # as collections.abc is
+    """Return True for a function of a library: its generators are attributes of its objects and classes.
+
+    memfeed is one, also where it is imported from a clone.
+    """
+    return function.__code__.co_filename.startswith((*LIBRARIES, _OWN, "<frozen"))  # as collections.abc is
 
 
 def is_library(module: types.ModuleType) -> bool:
