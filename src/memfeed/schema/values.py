@@ -268,9 +268,10 @@ def copy_value(leaf: Any) -> Any:
         return leaf.copy()
     if type(leaf) is list and SCALAR_DTYPES.keys() >= set(map(type, leaf)):
         return list(leaf)
-    if is_pil(leaf):
-        return leaf.copy()  # deepcopy loses the transparency of a palette
-    return copy.deepcopy(leaf) if isinstance(leaf, list | dict | bytearray) else leaf
+    copied = copy.deepcopy(leaf) if isinstance(leaf, list | dict | bytearray) or is_pil(leaf) else leaf
+    if is_pil(leaf) and leaf.palette is not None and leaf.palette.mode == "RGBA":
+        copied.putpalette(leaf.getpalette("RGBA"), "RGBA")  # the copy has no transparency; `leaf.copy()` has no class
+    return copied
 
 
 def _has_numpy_memory(tensor: torch.Tensor) -> bool:
