@@ -127,6 +127,10 @@ def calling(tmp_path, monkeypatch, made, **words):
     text = CALLS.replace("{made}", made)
     for word in ("base", "other"):
         text = text.replace("{" + word + "}", words.get(word, ""))
+    return source_hash(tmp_path, monkeypatch, text)
+
+
+def source_hash(tmp_path, monkeypatch, text):
     (tmp_path / "calling.py").write_text(text)
     linecache.clearcache()
     monkeypatch.setattr(sys, "dont_write_bytecode", True)
@@ -166,6 +170,65 @@ def test_a_module_that_only_one_of_two_programs_has_imported_is_no_change(tmp_pa
     assert not is_changed_source(without, found[0])
     assert not is_changed_source(found[0], without)
     assert is_changed_source(*found)
+
+
+PARTS = """
+import functools
+import torch
+K = {edit}
+def go(x, k=1): return x + {edit}
+class Step:
+    def __call__(self, x): return self.do(x)
+    def do(self, x): return go(x)
+class Compose:
+    def __init__(self, steps): self.steps = steps
+    def __call__(self, x): return self.steps[0](x)
+def twice(function):
+    @functools.wraps(function)
+    def inner(*args): return function(*args) + {edit}
+    return inner
+@twice
+def doubled(x): return x
+LOAD = functools.partial(go, k=2)
+STEP = Step()
+class Found:
+    def __init__(self): self.step = {attribute}
+    def __getitem__(self, i): return {sample}
+    {member}
+"""
+HELD = ["Step()", "[Step()]", "{'a': Step()}", "Compose([Step()])", "functools.partial(go, k=2)", "Step().do", "go"]
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        *({"attribute": held} for held in HELD),
+        *({"sample": sample} for sample in ("LOAD(i)", "STEP(i)", "doubled(i)")),
+        {"member": "@twice\n    def other(self, i): return i"},
+        {"member": "@functools.cached_property\n    def table(self): return go(1)"},
+        {"member": "@functools.lru_cache(8)\n    def table(self): return go(1)"},
+        {"member": "@torch.no_grad()\n    def table(self): return go(1)"},
+        {"member": "def table(self, k=K): return k"},
+        {"member": "step_of_class = Step()"},
+    ],
+    ids=str,
+)
+def test_an_edit_of_what_a_dataset_calls_is_a_change(tmp_path, monkeypatch, words):
+    one, again, other = (edited_parts(tmp_path, monkeypatch, edit, **words) for edit in ("1", "1", "2"))
+    assert one == again
+    assert is_changed_source(one, other)
+
+
+def test_an_edit_of_what_a_dataset_does_not_call_is_no_change(tmp_path, monkeypatch):
+    one, other = (edited_parts(tmp_path, monkeypatch, edit) for edit in ("1", "2"))
+    assert one == other
+
+
+def edited_parts(tmp_path, monkeypatch, edit, **words):
+    text = PARTS.replace("{edit}", edit)
+    for word, default in (("attribute", "None"), ("sample", "i"), ("member", "pass")):
+        text = text.replace("{" + word + "}", words.get(word, default))
+    return source_hash(tmp_path, monkeypatch, text)
 
 
 def test_no_file_is_searched_for_each_class_that_is_called(tmp_path, monkeypatch):

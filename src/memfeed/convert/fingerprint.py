@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import contextlib
 import inspect
+import os
 import time
 import types
+from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import pairwise
 from typing import Any
@@ -23,7 +25,7 @@ from memfeed.building.build import Build
 from memfeed.building.partial import DURABLE, WRITTEN
 from memfeed.convert.forms import Rounded
 from memfeed.convert.inputs import Input, RayRows, read_sample
-from memfeed.convert.module_data import MAKERS, attributes_of, is_code_of_user
+from memfeed.convert.module_data import MAKERS, attributes_of, is_code_of_user, is_entered, is_folder, parts_of
 from memfeed.convert.options import ConvertOptions
 from memfeed.convert.probe import ProbeResult, probe_indices, spread
 from memfeed.convert.watchdog import Watchdog
@@ -35,8 +37,8 @@ from memfeed.schema.compare import rows_equal
 from memfeed.schema.containers import reads_as
 from memfeed.schema.fields import Field, Schema
 from memfeed.schema.tree import Flattener
-from memfeed.splitting.generators import attribute_of
-from memfeed.splitting.module_names import functions_of, imported_by, read_by
+from memfeed.splitting.generators import attribute_of, is_installed
+from memfeed.splitting.module_names import imported_by, read_by
 from memfeed.store import ragged
 from memfeed.store.dataset_attributes import Attributes, ClassName, Kept, Loss, Targets, TargetsForm
 from memfeed.store.manifest import Fingerprint, Probe
@@ -44,7 +46,11 @@ from memfeed.store.store import Store
 from memfeed.system import random_state
 from memfeed.system.code_content import content_of, held_by
 
-_MOST_CALLED = 256  # functions and classes whose source is hashed
+_MOST_CALLED = 1024  # functions and classes whose source is hashed
+_MOST_ENTERED = 4096  # objects that may hold such
+_MOST_WRAPPED = 16  # functions, one in another
+_INNER = ("__wrapped__", "__func__", "fget", "func")  # of decorated functions, static methods, properties, partials
+_CLOSED = (str, bytes, int, float, complex, type(None), torch.Tensor, np.ndarray, Store, types.ModuleType)
 _DIGITS = 16  # of a hash
 
 
@@ -106,17 +112,18 @@ def hash_source(dataset: Any) -> tuple[str, str]:
     """Return hashes of the source of a dataset's class and of those it wraps, and the name of the class.
 
     The first 16 digits are of these classes. For each function or class of the user that their methods find by name,
-    and for each base class, 16 digits of that name and 16 of its source follow.
+    or that their attributes hold, for each base class and each function of a class, and for each default argument that
+    is a number or text, 16 digits of its name and 16 of its source follow.
     """
     hashed, name = xxhash.xxh3_64(), f"{type(dataset).__module__}.{type(dataset).__qualname__}"
-    called: set[str] = set()
-    for cls in dict.fromkeys(map(type, _inside(dataset))):
+    inside = _inside(dataset)
+    for cls in dict.fromkeys(map(type, inside)):
         try:
             text = inspect.getsource(cls)
         except Exception:  # defined in a notebook or at a prompt, built in, or in a file that is no Python any more
             text = _source_of(cls)
         hashed.update(text.encode("utf-8", "replace"))
-        called.update(_hash(word) + _hash(_source_of(code)) for word, code in _called_by(cls))
+    called = {_hash(word) + _hash(text) for word, text in _called_by(inside)}
     return "".join([hashed.hexdigest(), *sorted(called)]), name
 
 
@@ -153,31 +160,63 @@ def _hash(text: str) -> str:
     return xxhash.xxh3_64(text.encode("utf-8", "replace")).hexdigest()
 
 
-def _called_by(cls: type) -> list[tuple[str, Any]]:
-    """Return the functions and classes of the user that methods of a class find, and those that these find, with names.
+def _called_by(owners: Sequence[Any]) -> Iterator[tuple[str, str]]:
+    """Yield the names and sources of functions and classes of the user: of what datasets, and what these reach, find.
 
-    What only makes its objects is left out: what it gives them are attributes.
+    What only makes the datasets is left out: what it gives them are attributes.
     """
-    found: dict[int, tuple[str, Any]] = {}
-    ahead = list(_found_in(cls, MAKERS))
-    while ahead and len(found) < _MOST_CALLED:
-        name, value = ahead.pop()
+    found, entered = set[int](), dict[int, Any]()  # kept, so that no id is used again
+    own = dict.fromkeys(map(type, owners))
+    ahead = deque(pair for cls in own for pair in _found_in("", cls, MAKERS))
+    ahead += [pair for one in owners for pair in parts_of(one, "")]
+    while ahead and len(found) < _MOST_CALLED and len(entered) < _MOST_ENTERED:
+        name, value = ahead.popleft()
+        word = name.rpartition(".")[2]
+        if name.endswith("=)") and _is_constant(value):
+            yield word, repr(value)
+        if id(value) in entered or isinstance(value, _CLOSED):
+            continue
+        entered[id(value)] = value
         with contextlib.suppress(Exception):  # an object of the user's may raise when it is asked for anything
-            code = inspect.unwrap(value) if callable(value) else None
-            if id(code) not in found and code is not cls and is_code_of_user(code):
-                found[id(code)] = name.rpartition(".")[2], code
-                ahead += _found_in(code)
-    return list(found.values())
+            for code in [value] if isinstance(value, type) else [*_functions_in(value), type(value)]:
+                if id(code) not in found and code not in own and is_code_of_user(code):
+                    found.add(id(code))
+                    yield word, _source_of(code)
+                    ahead += _found_in(name, code)
+            if not isinstance(value, type) and (is_entered(value) or isinstance(value, Dataset)):
+                ahead += parts_of(value, name)
 
 
-def _found_in(code: Any, without: Sequence[str] = ()) -> Iterator[tuple[str, Any]]:
-    """Yield what a function, or the methods of a class, find by name, and the bases of the class."""
-    functions = [code]
-    if isinstance(code, type):
-        yield from ((base.__qualname__, base) for base in code.__mro__[1:-1])
-        functions = [function for name, function in functions_of(code) if name not in without]
-    for function in functions:
-        yield from [*read_by(function).items(), *imported_by(function), *held_by(function)]
+def _is_constant(value: Any) -> bool:
+    """Return True for a number or text, and tuples of such. A path may be another one on another machine."""
+    if isinstance(value, tuple):
+        return all(map(_is_constant, value))
+    is_text = type(value) is str and not (os.path.isabs(value) or is_folder(value))
+    return is_text or type(value) in (bool, int, float, complex, bytes)
+
+
+def _functions_in(value: Any) -> Iterator[types.FunctionType]:
+    """Yield the functions of the user in a value: itself, and those that decorators, properties and partials hold."""
+    for _ in range(_MOST_WRAPPED):
+        if isinstance(value, types.FunctionType) and not is_installed(value):
+            yield value
+        names = _INNER if callable(value) or hasattr(type(value), "__get__") else ()
+        inner = (attribute_of(value, name) for name in names)
+        value = next((one for one in inner if one is not None), None)
+
+
+def _found_in(name: str, code: Any, without: Sequence[str] = ()) -> Iterator[tuple[str, Any]]:
+    """Yield what a function finds by name; of a class its bases, its functions, and the objects in its attributes."""
+    if not isinstance(code, type):
+        yield from [*read_by(code).items(), *imported_by(code), *held_by(code)]
+        return
+    yield from ((base.__qualname__, base) for base in code.__mro__[1:-1])
+    members = {key: value for one in reversed(code.__mro__) if is_code_of_user(one) for key, value in vars(one).items()}
+    for key, member in members.items():
+        functions = [*_functions_in(member)]
+        if key not in without:
+            yield from ((function.__qualname__, function) for function in functions)
+            yield from () if functions or key[:2] == "__" else [(f"{name}.{key}", member)]
 
 
 def _source_of(code: Any) -> str:
@@ -187,7 +226,7 @@ def _source_of(code: Any) -> str:
     """
     if isinstance(code, types.FunctionType):
         try:
-            return inspect.getsource(code)
+            return inspect.getsource(code.__code__)  # that of the function would be of what it wraps
         except Exception:  # as above
             return repr(content_of(code.__code__))
     members = [

@@ -10,6 +10,7 @@ import types
 import weakref
 from collections import deque
 from collections.abc import Iterator, Set
+from itertools import islice
 from typing import Any
 
 import numpy as np
@@ -60,13 +61,13 @@ def values_read(owner: Any) -> dict[str, Any]:
             if is_object:
                 of_objects[name] = name.rpartition(".")[2]
             with contextlib.suppress(Exception):  # a class of the user's may raise when it is asked for anything
-                if _is_entered(value):
+                if is_entered(value):
                     ahead.append((name, value, is_own and isinstance(value, list | tuple | dict)))
     return {name: value for name, value in found.items() if name not in of_objects or of_objects[name] in words}
 
 
-def _reached_from(one: Any, path: str) -> Iterator[tuple[str, Any]]:
-    """Yield what a function, a class, an object or a container refers to, by the expressions that reach it."""
+def parts_of(one: Any, path: str) -> list[tuple[str, Any]]:
+    """Return the items of a container, and the attributes of any other object, by the expressions that reach them."""
     parts: list[tuple[str, Any]] = []
     with contextlib.suppress(Exception):  # an object may raise when it is asked for its attributes
         if isinstance(one, list | tuple | dict):
@@ -80,6 +81,12 @@ def _reached_from(one: Any, path: str) -> Iterator[tuple[str, Any]]:
             hidden = _hidden_of(one) if isinstance(one, torch.nn.Module) else ()
             own = [(name, value) for name, value in attributes_of(one) if name[:2] != "__" or name == "__wrapped__"]
             parts += [(f"{path}.{name}", value) for name, value in own if name not in hidden]
+    return parts
+
+
+def _reached_from(one: Any, path: str) -> Iterator[tuple[str, Any]]:
+    """Yield what a function, a class, an object or a container refers to, by the expressions that reach it."""
+    parts = parts_of(one, path)
     if isinstance(one, types.FunctionType):
         parts += _read_in(one)
     elif not isinstance(one, list | tuple | dict):
@@ -128,12 +135,12 @@ def _is_code(value: Any) -> bool:
     return isinstance(value, types.FunctionType | types.MethodType | functools.partial | weakref.ref)
 
 
-def _is_entered(value: Any) -> bool:
+def is_entered(value: Any) -> bool:
     """Return True for what may hold code or data of the user: of libraries, only what can be called."""
     if _is_code(value):
         return True
     if isinstance(value, list | tuple | dict):
-        parts = list(value.values() if isinstance(value, dict) else value)[: _MOST_ITEMS + 1]
+        parts = list(islice(value.values() if isinstance(value, dict) else value, _MOST_ITEMS + 1))
         return len(parts) <= _MOST_ITEMS and not all(isinstance(one, _SCALARS) for one in parts)
     if isinstance(value, _CLOSED) or _module_of(value).startswith("memfeed."):
         return False
