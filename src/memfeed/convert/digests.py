@@ -6,9 +6,11 @@ Only numbers, text, arrays, tensors, columns of tables, and lists, tuples, dicts
 
 from __future__ import annotations
 
+import heapq
 import os
 import time
 from collections.abc import Callable, Sequence
+from functools import lru_cache
 from itertools import zip_longest
 from operator import itemgetter
 from typing import Any, NamedTuple
@@ -297,6 +299,8 @@ def _as_bytes(tensor: torch.Tensor) -> Any:
 
 def _ordered_set(values: Any) -> list[Any]:
     """Return the values of a set in an order that is the same in every process."""
+    if _is_simple(values):
+        return sorted(values)  # in a fifth of the time
 
     def key(value: Any) -> tuple[str, Any]:
         if type(value) in (int, str, float):
@@ -313,6 +317,10 @@ def _ordered_set(values: Any) -> list[Any]:
     return sorted(values, key=key)
 
 
+def _is_simple(values: Any) -> bool:
+    return next(iter(kinds := set(map(type, values))), None) in (int, str, float) and len(kinds) == 1
+
+
 def _is_steady(value: Any) -> bool:
     """Return True for numbers, and tuples and sets of them: their hashes do not differ between processes."""
     if isinstance(value, tuple | frozenset):
@@ -327,7 +335,8 @@ def _encoded(text: str | bytes) -> bytes:
 # --- parts of what is large
 
 
-def chosen(count: int, most: int = SOME) -> list[int]:
+@lru_cache
+def chosen(count: int, most: int = SOME) -> Sequence[int]:
     """Return up to `most` positions of `count`, ascending, the same in every process: chosen by a hash."""
     if count <= most:
         return list(range(count))
@@ -340,6 +349,8 @@ def some_of(value: Any, most: int) -> Any:
         keys = list(value)  # pairs of all would take a second for millions
         return [len(keys), [(keys[i], value[keys[i]]) for i in chosen(len(keys), most)]]
     if isinstance(value, set | frozenset):
+        if _is_simple(value):
+            return [len(value), heapq.nsmallest(most, value)]  # to sort millions would take seconds
         value = _ordered_set(value)
     if isinstance(value, np.ndarray | torch.Tensor):
         return _blocks_of(value, most)
