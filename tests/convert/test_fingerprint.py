@@ -177,6 +177,9 @@ import functools
 import torch
 K = {edit}
 def go(x, k=1): return x + {edit}
+class Sized:
+    size = {edit}
+    def __call__(self, x): return x * self.size
 class Step:
     def __call__(self, x): return self.do(x)
     def do(self, x): return go(x)
@@ -210,6 +213,9 @@ HELD = ["Step()", "[Step()]", "{'a': Step()}", "Compose([Step()])", "functools.p
         {"member": "@torch.no_grad()\n    def table(self): return go(1)"},
         {"member": "def table(self, k=K): return k"},
         {"member": "step_of_class = Step()"},
+        {"sample": "i + K"},
+        {"sample": "Sized()(i)"},
+        {"attribute": "Sized()"},
     ],
     ids=str,
 )

@@ -7,7 +7,7 @@ import types
 
 import pytest
 
-from memfeed.system.code_content import content_of, held_by, names_used
+from memfeed.system.code_content import content_of, held_by, names_used, values_written
 
 
 def said(text, file="<one>", lines=0):
@@ -59,3 +59,13 @@ def test_what_a_function_holds():
     assert not list(held_by(types.FunctionType(read.__code__, {}, closure=(types.CellType(),))))  # its cell is empty
     read.__defaults__ = (1, 2, 3, 4)  # more than there are arguments, as Python allows
     assert dict(held_by(read))["table"] == [1]
+
+
+def test_values_of_variables_of_a_module_and_of_its_classes_are_found_as_they_are_written(tmp_path):
+    file = tmp_path / "written.py"
+    file.write_text(
+        "K: int = 1\na = b = f( 2 )\nK += 3\nx: int\nclass C:\n    k = K\n    def m(self):\n        q = 1\n"
+    )
+    assert values_written(str(file)) == {"K": "1;3;", "a": "f(2);", "b": "f(2);", "C.k": "K;"}
+    (tmp_path / "other.py").write_text("def f(:")
+    assert values_written(str(tmp_path / "other.py")) == values_written("<none>") == {}

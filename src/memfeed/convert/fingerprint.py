@@ -44,9 +44,9 @@ from memfeed.store.dataset_attributes import Attributes, ClassName, Kept, Loss, 
 from memfeed.store.manifest import Fingerprint, Probe
 from memfeed.store.store import Store
 from memfeed.system import random_state
-from memfeed.system.code_content import content_of, held_by
+from memfeed.system.code_content import content_of, held_by, names_used, values_written
 
-_MOST_CALLED = 1024  # functions and classes whose source is hashed
+_MOST_CALLED = 512  # functions and classes whose source is hashed
 _MOST_ENTERED = 4096  # objects that may hold such
 _MOST_WRAPPED = 16  # functions, one in another
 _INNER = ("__wrapped__", "__func__", "fget", "func")  # of decorated functions, static methods, properties, partials
@@ -112,8 +112,8 @@ def hash_source(dataset: Any) -> tuple[str, str]:
     """Return hashes of the source of a dataset's class and of those it wraps, and the name of the class.
 
     The first 16 digits are of these classes. For each function or class of the user that their methods find by name,
-    or that their attributes hold, for each base class and each function of a class, and for each default argument that
-    is a number or text, 16 digits of its name and 16 of its source follow.
+    or that their attributes hold, for each base class and each function of a class, for each default argument that is a
+    number or text, and for each variable beside them that they name, 16 digits of its name and 16 of its source follow.
     """
     hashed, name = xxhash.xxh3_64(), f"{type(dataset).__module__}.{type(dataset).__qualname__}"
     inside = _inside(dataset)
@@ -166,6 +166,7 @@ def _called_by(owners: Sequence[Any]) -> Iterator[tuple[str, str]]:
     What only makes the datasets is left out: what it gives them are attributes.
     """
     found, entered = set[int](), dict[int, Any]()  # kept, so that no id is used again
+    written: dict[str, dict[str, str]] = {}
     own = dict.fromkeys(map(type, owners))
     ahead = deque(pair for cls in own for pair in _found_in("", cls, MAKERS))
     ahead += [pair for one in owners for pair in parts_of(one, "")]
@@ -182,9 +183,19 @@ def _called_by(owners: Sequence[Any]) -> Iterator[tuple[str, str]]:
                 if id(code) not in found and code not in own and is_code_of_user(code):
                     found.add(id(code))
                     yield word, _source_of(code)
+                    yield from _values_beside(code, written)
                     ahead += _found_in(name, code)
             if not isinstance(value, type) and (is_entered(value) or isinstance(value, Dataset)):
                 ahead += parts_of(value, name)
+
+
+def _values_beside(code: Any, written: dict[str, dict[str, str]]) -> Iterator[tuple[str, str]]:
+    """Yield the source of the values that a function names, of variables in its file, and in its class."""
+    if not isinstance(code, type):
+        file, before = code.__code__.co_filename, code.__qualname__.rpartition(".")[0]
+        known = written[file] if file in written else written.setdefault(file, values_written(file))
+        names = [one for name in {*names_used(code.__code__)} for one in (name, f"{before}.{name}")]
+        yield from ((f"{name}=", known[name]) for name in names if name in known)
 
 
 def _is_constant(value: Any) -> bool:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import ast
 import contextlib
+import linecache
 import types
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 
@@ -52,3 +54,22 @@ def texts_used(code: types.CodeType) -> Iterator[str]:
             yield from texts_used(constant)
         elif isinstance(constant, str):
             yield constant
+
+
+def values_written(file: str) -> dict[str, str]:
+    """Return the source of the values of variables in a file of Python: of the module "K", of a class "Step.K"."""
+    found: dict[str, str] = {}
+    with contextlib.suppress(Exception):  # the file was changed to what is no Python, or is nested too deep
+        _add_values(found, ast.parse("".join(linecache.getlines(file))).body, "")
+    return found
+
+
+def _add_values(found: dict[str, str], body: Sequence[ast.stmt], before: str) -> None:
+    for node in body:
+        if isinstance(node, ast.ClassDef):
+            _add_values(found, node.body, f"{before}{node.name}.")
+        elif isinstance(node, ast.Assign | ast.AnnAssign | ast.AugAssign) and node.value is not None:
+            for target in node.targets if isinstance(node, ast.Assign) else [node.target]:
+                if isinstance(target, ast.Name):
+                    name = before + target.id
+                    found[name] = f"{found.get(name, '')}{ast.unparse(node.value)};"
