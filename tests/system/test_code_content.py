@@ -64,7 +64,7 @@ def test_what_a_function_holds():
 def test_values_of_variables_of_a_module_and_of_its_classes_are_found_as_they_are_written(tmp_path):
     file = tmp_path / "written.py"
     file.write_text(
-        "K: int = 1\na = b = f( 2 )\nK += 3\nx: int\nclass C:\n    k = K\n    def m(self):\n        q = 1\n"
+        "K: int = 1\na = b = f( 2 )\nK += 3\nx: int\nROOT = '/a/b'\nclass C:\n    k = K\n    def m(self): q = 1\n"
     )
     assert values_written(str(file)) == {"K": "1;3;", "a": "f(2);", "b": "f(2);", "C.k": "K;"}
     (tmp_path / "other.py").write_text("def f(:")

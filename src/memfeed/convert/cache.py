@@ -274,7 +274,8 @@ def cache_one(dataset: Any, path: str | os.PathLike[str] | None, options: Conver
     options = _with_kept_form(stored, options, target)
     cut = split_input(given, stored, options, target)
     if cut is not None:
-        watched.read_cut(cut.dataset.cut.marked, cut.dataset.cut.called())  # type: ignore[union-attr]  # no rows of Ray
+        marked, called = cut.dataset.cut.marked, cut.dataset.cut.called()
+        watched.read_cut(marked, called, cut.steps_after)  # type: ignore[union-attr]  # no rows of Ray
         given = msgspec.structs.replace(given, dataset=cut.dataset)
     options = _after_cut(cut, options)
     if options.forms.floats is not None and given.kind == "map":

@@ -71,6 +71,7 @@ class Watched:
         self.dataset, self._target = dataset, target
         self.read = dataset  # the object whose samples are read: a copy, if its pipeline is cut
         self._places: Sequence[CallablePlace] = ()
+        self.steps_after_cut: Sequence[Any] = ()  # of its pipelines: no stored value depends on them
         self._unread = Unread(dataset)
         self.opened = None if target is None else OpenedFiles()  # by the samples that were probed
         self.inferred: Any = None  # of these samples
@@ -89,9 +90,9 @@ class Watched:
         self._files: dict[str, Digest] | None = None
         self._some: dict[str, int] = {}  # how many values of the largest attributes are hashed when an epoch begins
 
-    def read_cut(self, marked: Any, places: Sequence[CallablePlace]) -> None:
-        """Take a copy of the dataset whose samples are read, and the callables that it called when it was cut."""
-        self.read, self._places = marked, places
+    def read_cut(self, marked: Any, places: Sequence[CallablePlace], after: Sequence[Any]) -> None:
+        """Take a copy of the dataset whose samples are read, and what was called when it was cut, and after the cut."""
+        self.read, self._places, self.steps_after_cut = marked, places, after
         now = {path: one for path, one in settings_of(self.dataset, places).items() if one != EMPTY}  # reading empties
         self._before.settings.update(now | self._before.settings)
 

@@ -30,7 +30,6 @@ from memfeed.convert.fingerprint import (
     fingerprint_of,
     hash_columns,
     hash_samples,
-    is_changed_source,
     kept_of,
     pack_samples,
     require_probed,
@@ -42,6 +41,7 @@ from memfeed.convert.options import ConvertOptions
 from memfeed.convert.probe import ProbeResult, probe_input
 from memfeed.convert.processes import open_processes
 from memfeed.convert.ray_engine import TASK_SECONDS, connected, cpu_count, open_ray_tasks, pickle_dataset
+from memfeed.convert.source_hash import is_changed_source
 from memfeed.convert.staleness import compare_store, require_equal, require_equal_data, require_forms, stale
 from memfeed.convert.write_run import Report, RunWriter, WritePlan, flatten_sample, mark_skipped, picture_fields
 from memfeed.errors import BuildError, MemfeedError, RandomDataError, StaleStoreError, StoreError

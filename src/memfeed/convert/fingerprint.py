@@ -6,11 +6,7 @@ The hashes of some samples are compared with the rows as they were written, befo
 from __future__ import annotations
 
 import contextlib
-import inspect
-import os
 import time
-import types
-from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import pairwise
 from typing import Any
@@ -19,15 +15,15 @@ import msgspec
 import numpy as np
 import torch
 import xxhash
-from torch.utils.data import ConcatDataset, Dataset, Subset
+from torch.utils.data import ConcatDataset, Subset
 
 from memfeed.building.build import Build
 from memfeed.building.partial import DURABLE, WRITTEN
 from memfeed.convert.forms import Rounded
 from memfeed.convert.inputs import Input, RayRows, read_sample
-from memfeed.convert.module_data import MAKERS, attributes_of, is_code_of_user, is_entered, is_folder, parts_of
 from memfeed.convert.options import ConvertOptions
 from memfeed.convert.probe import ProbeResult, probe_indices, spread
+from memfeed.convert.source_hash import hash_source
 from memfeed.convert.watchdog import Watchdog
 from memfeed.convert.write_run import WritePlan, flatten_sample
 from memfeed.errors import BuildError, SampleError
@@ -37,28 +33,19 @@ from memfeed.schema.compare import rows_equal
 from memfeed.schema.containers import reads_as
 from memfeed.schema.fields import Field, Schema
 from memfeed.schema.tree import Flattener
-from memfeed.splitting.generators import attribute_of, is_installed
-from memfeed.splitting.module_names import imported_by, read_by
+from memfeed.splitting.generators import attribute_of
 from memfeed.store import ragged
 from memfeed.store.dataset_attributes import Attributes, ClassName, Kept, Loss, Targets, TargetsForm
 from memfeed.store.manifest import Fingerprint, Probe
-from memfeed.store.store import Store
 from memfeed.system import random_state
-from memfeed.system.code_content import content_of, held_by, names_used, values_written
-
-_MOST_CALLED = 512  # functions and classes whose source is hashed
-_MOST_ENTERED = 4096  # objects that may hold such
-_MOST_WRAPPED = 16  # functions, one in another
-_INNER = ("__wrapped__", "__func__", "fget", "func")  # of decorated functions, static methods, properties, partials
-_CLOSED = (str, bytes, int, float, complex, type(None), torch.Tensor, np.ndarray, Store, types.ModuleType)
-_DIGITS = 16  # of a hash
 
 
 def fingerprint_of(given: Input, hashes: tuple[Probe, ...] = ()) -> Fingerprint:
     """Return the fingerprint of a dataset. Columns in memory have no class whose source could change."""
     has_class = given.kind != "columns" and not isinstance(given.dataset, RayRows)
     dataset = given.dataset if given.watched is None else given.watched.dataset  # as the user gave it: not cut
-    source, name = hash_source(dataset) if has_class else ("", "")
+    after = () if given.watched is None else given.watched.steps_after_cut
+    source, name = hash_source(dataset, after) if has_class else ("", "")
     found = {} if given.watched is None else {path: one.text for path, one in given.watched.digests().items()}
     digests = found or msgspec.UNSET
     return Fingerprint(
@@ -106,146 +93,6 @@ def hash_rows(field: Field, rows: Iterable[Packed]) -> Iterator[str]:
         for buffer in packed.buffers:
             hashed.update(buffer.data)
         yield hashed.hexdigest()
-
-
-def hash_source(dataset: Any) -> tuple[str, str]:
-    """Return hashes of the source of a dataset's class and of those it wraps, and the name of the class.
-
-    The first 16 digits are of these classes. For each function or class of the user that their methods find by name,
-    or that their attributes hold, for each base class and each function of a class, for each default argument that is a
-    number or text, and for each variable beside them that they name, 16 digits of its name and 16 of its source follow.
-    """
-    hashed, name = xxhash.xxh3_64(), f"{type(dataset).__module__}.{type(dataset).__qualname__}"
-    inside = _inside(dataset)
-    for cls in dict.fromkeys(map(type, inside)):
-        try:
-            text = inspect.getsource(cls)
-        except Exception:  # defined in a notebook or at a prompt, built in, or in a file that is no Python any more
-            text = _source_of(cls)
-        hashed.update(text.encode("utf-8", "replace"))
-    called = {_hash(word) + _hash(text) for word, text in _called_by(inside)}
-    return "".join([hashed.hexdigest(), *sorted(called)]), name
-
-
-def _inside(dataset: Any) -> list[Any]:
-    """Return a dataset and those inside it: in its attributes, and in short lists there."""
-    found: dict[int, Any] = {}
-    ahead = [dataset]
-    while ahead and len(found) < _MOST_CALLED:
-        one = ahead.pop(0)
-        if one is None or id(one) in found:
-            continue
-        found[id(one)] = one
-        ahead.append(attribute_of(one, "dataset"))
-        for _, value in attributes_of(one):
-            parts = value if type(value) in (list, tuple) and len(value) <= _MOST_CALLED else [value]
-            ahead += [part for part in parts if isinstance(part, Dataset) and not isinstance(part, Store)]
-    return list(found.values())
-
-
-def is_changed_source(old: str, new: str) -> bool:
-    """Return True if `hash_source` gave these for a source and for a changed one.
-
-    A name that only one of them has is no change: another program, or a rare sample, has imported its module.
-    """
-    (own, gone), (own_now, come) = ((one[:_DIGITS], _hashes_in(one)) for one in (old, new))
-    return own != own_now or not {one[:_DIGITS] for one in gone - come}.isdisjoint(one[:_DIGITS] for one in come - gone)
-
-
-def _hashes_in(source: str) -> set[str]:
-    return {source[at : at + 2 * _DIGITS] for at in range(_DIGITS, len(source), 2 * _DIGITS)}
-
-
-def _hash(text: str) -> str:
-    return xxhash.xxh3_64(text.encode("utf-8", "replace")).hexdigest()
-
-
-def _called_by(owners: Sequence[Any]) -> Iterator[tuple[str, str]]:
-    """Yield the names and sources of functions and classes of the user: of what datasets, and what these reach, find.
-
-    What only makes the datasets is left out: what it gives them are attributes.
-    """
-    found, entered = set[int](), dict[int, Any]()  # kept, so that no id is used again
-    written: dict[str, dict[str, str]] = {}
-    own = dict.fromkeys(map(type, owners))
-    ahead = deque(pair for cls in own for pair in _found_in("", cls, MAKERS))
-    ahead += [pair for one in owners for pair in parts_of(one, "")]
-    while ahead and len(found) < _MOST_CALLED and len(entered) < _MOST_ENTERED:
-        name, value = ahead.popleft()
-        word = name.rpartition(".")[2]
-        if name.endswith("=)") and _is_constant(value):
-            yield word, repr(value)
-        if id(value) in entered or isinstance(value, _CLOSED):
-            continue
-        entered[id(value)] = value
-        with contextlib.suppress(Exception):  # an object of the user's may raise when it is asked for anything
-            for code in [value] if isinstance(value, type) else [*_functions_in(value), type(value)]:
-                if id(code) not in found and code not in own and is_code_of_user(code):
-                    found.add(id(code))
-                    yield word, _source_of(code)
-                    yield from _values_beside(code, written)
-                    ahead += _found_in(name, code)
-            if not isinstance(value, type) and (is_entered(value) or isinstance(value, Dataset)):
-                ahead += parts_of(value, name)
-
-
-def _values_beside(code: Any, written: dict[str, dict[str, str]]) -> Iterator[tuple[str, str]]:
-    """Yield the source of the values that a function names, of variables in its file, and in its class."""
-    if not isinstance(code, type):
-        file, before = code.__code__.co_filename, code.__qualname__.rpartition(".")[0]
-        known = written[file] if file in written else written.setdefault(file, values_written(file))
-        names = [one for name in {*names_used(code.__code__)} for one in (name, f"{before}.{name}")]
-        yield from ((f"{name}=", known[name]) for name in names if name in known)
-
-
-def _is_constant(value: Any) -> bool:
-    """Return True for a number or text, and tuples of such. A path may be another one on another machine."""
-    if isinstance(value, tuple):
-        return all(map(_is_constant, value))
-    is_text = type(value) is str and not (os.path.isabs(value) or is_folder(value))
-    return is_text or type(value) in (bool, int, float, complex, bytes)
-
-
-def _functions_in(value: Any) -> Iterator[types.FunctionType]:
-    """Yield the functions of the user in a value: itself, and those that decorators, properties and partials hold."""
-    for _ in range(_MOST_WRAPPED):
-        if isinstance(value, types.FunctionType) and not is_installed(value):
-            yield value
-        names = _INNER if callable(value) or hasattr(type(value), "__get__") else ()
-        inner = (attribute_of(value, name) for name in names)
-        value = next((one for one in inner if one is not None), None)
-
-
-def _found_in(name: str, code: Any, without: Sequence[str] = ()) -> Iterator[tuple[str, Any]]:
-    """Yield what a function finds by name; of a class its bases, its functions, and the objects in its attributes."""
-    if not isinstance(code, type):
-        yield from [*read_by(code).items(), *imported_by(code), *held_by(code)]
-        return
-    yield from ((base.__qualname__, base) for base in code.__mro__[1:-1])
-    members = {key: value for one in reversed(code.__mro__) if is_code_of_user(one) for key, value in vars(one).items()}
-    for key, member in members.items():
-        functions = [*_functions_in(member)]
-        if key not in without:
-            yield from ((function.__qualname__, function) for function in functions)
-            yield from () if functions or key[:2] == "__" else [(f"{name}.{key}", member)]
-
-
-def _source_of(code: Any) -> str:
-    """Return the source of a function, or of the methods of a class with its name; where there is none, what it does.
-
-    A notebook keeps the source of functions, not that of classes, and to find a class in a file takes long.
-    """
-    if isinstance(code, types.FunctionType):
-        try:
-            return inspect.getsource(code.__code__)  # that of the function would be of what it wraps
-        except Exception:  # as above
-            return repr(content_of(code.__code__))
-    members = [
-        attribute_of(value, "__func__" if isinstance(value, staticmethod | classmethod) else "fget") or value
-        for value in vars(code).values()
-        if isinstance(value, types.FunctionType | staticmethod | classmethod | property)
-    ]
-    return "".join([code.__qualname__, *(_source_of(one) for one in members if isinstance(one, types.FunctionType))])
 
 
 def kept_of(given: Input, metadata: Mapping[str, Any], options: ConvertOptions, losses: tuple[Loss, ...]) -> Kept:

@@ -60,9 +60,8 @@ def values_read(owner: Any) -> dict[str, Any]:
                 found[name] = value
             if is_object:
                 of_objects[name] = name.rpartition(".")[2]
-            with contextlib.suppress(Exception):  # a class of the user's may raise when it is asked for anything
-                if is_entered(value):
-                    ahead.append((name, value, is_own and isinstance(value, list | tuple | dict)))
+            if is_entered(value):
+                ahead.append((name, value, is_own and isinstance(value, list | tuple | dict)))
     return {name: value for name, value in found.items() if name not in of_objects or of_objects[name] in words}
 
 
@@ -137,14 +136,17 @@ def _is_code(value: Any) -> bool:
 
 def is_entered(value: Any) -> bool:
     """Return True for what may hold code or data of the user: of libraries, only what can be called."""
-    if _is_code(value):
-        return True
-    if isinstance(value, list | tuple | dict):
-        parts = list(islice(value.values() if isinstance(value, dict) else value, _MOST_ITEMS + 1))
-        return len(parts) <= _MOST_ITEMS and not all(isinstance(one, _SCALARS) for one in parts)
-    if isinstance(value, _CLOSED) or _module_of(value).startswith("memfeed."):
+    try:
+        if _is_code(value):
+            return True
+        if isinstance(value, list | tuple | dict):
+            parts = list(islice(value.values() if isinstance(value, dict) else value, _MOST_ITEMS + 1))
+            return len(parts) <= _MOST_ITEMS and not all(isinstance(one, _SCALARS) for one in parts)
+        if isinstance(value, _CLOSED) or _module_of(value).startswith("memfeed."):
+            return False
+        return _is_of_user(value) or (callable(value) and hasattr(value, "__dict__") and not isinstance(value, type))
+    except Exception:  # a class of the user's may raise when it is asked for anything
         return False
-    return _is_of_user(value) or (callable(value) and hasattr(value, "__dict__") and not isinstance(value, type))
 
 
 def is_code_of_user(value: Any) -> bool:
@@ -206,6 +208,7 @@ def is_folder(value: Any) -> bool:
 def _has_settings(value: Any) -> bool:
     """Return True for an object whose attributes a program reads as settings: a class, a namespace of arguments."""
     is_function = isinstance(value, types.FunctionType | types.MethodType | types.ModuleType)
-    with contextlib.suppress(Exception):  # of a class of the user's, asked for an attribute
+    try:
         return not is_function and hasattr(value, "__dict__")
-    return False
+    except Exception:  # of a class of the user's, asked for an attribute
+        return False

@@ -202,6 +202,8 @@ def _is_data_of_module(value: Any, length: int) -> bool:
 
     A list in which some are None may be filled when samples are read.
     """
+    if isinstance(value, type | types.FunctionType | types.ModuleType):  # most values that code names
+        return False
     with contextlib.suppress(Exception):  # a class of the user's may raise when it is asked for anything
         count = len(value) if isinstance(value, _CONTAINERS) else _length_of_data(value) or 0
         is_filled = isinstance(value, list) and any(one is None for one in value)

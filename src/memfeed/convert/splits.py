@@ -13,10 +13,11 @@ import numpy as np
 
 from memfeed.building.build import Build
 from memfeed.building.claim import refusal_at
-from memfeed.convert.fingerprint import hash_source, is_changed_source, targets_of
+from memfeed.convert.fingerprint import targets_of
 from memfeed.convert.inputs import Input, read_sample
 from memfeed.convert.options import ConvertOptions
 from memfeed.convert.randomness import as_worker, require_same_together
+from memfeed.convert.source_hash import hash_source, is_changed_source
 from memfeed.convert.watchdog import Watchdog
 from memfeed.errors import MemfeedError, RandomDataError, SampleError, SplitError, StaleStoreError
 from memfeed.errors import cut as cut_text
@@ -88,7 +89,7 @@ def split_input(given: Input, stored: Store | None, options: ConvertOptions, tar
     try:
         cut = split(given.dataset, rows, name, options.keep, folder, cuts_fixed=which != "auto" or has_rest)
         if which == "auto" and stored is None:
-            _require_not_refused(given, build_path(target), is_cut=cut is not None)
+            _require_not_refused(given, build_path(target), cut)
         if cut is not None:  # else the probe does this
             require_same_together(given.dataset, rows)
             if options.workers and not has_rest:  # a store that exists was made where it could be
@@ -116,17 +117,17 @@ def split_input(given: Input, stored: Store | None, options: ConvertOptions, tar
         raise _not_cut(f"it raises while its steps are watched ({what}), though its samples can be read") from error
 
 
-def _require_not_refused(given: Input, root: Path, *, is_cut: bool) -> None:
+def _require_not_refused(given: Input, root: Path, cut: Split | None) -> None:
     """Raise SplitError if a sample of this dataset has ended the build at ``root``.
 
     That of a dataset of another length or source, or cut where this one is not, does not count.
     """
     refusal = refusal_at(root)
     old = Build.join(root).settings.fingerprint if refusal.is_file() and Build.is_begun(root) else None
-    if old is None or old.length != given.length or is_changed_source(old.source, hash_source(given.dataset)[0]):
+    if old is None or old.length != given.length:
         return
-    why = refusal.read_text("utf-8")
-    if why.startswith(SplitError.__name__) != is_cut:
+    source, why = hash_source(given.dataset, cut.steps_after if cut else ())[0], refusal.read_text("utf-8")
+    if is_changed_source(old.source, source) or why.startswith(SplitError.__name__) != (cut is not None):
         return
     raise SplitError(
         f"the cut is tried again after an edit of the dataset's source, or without {root}, which is of no use now; an "

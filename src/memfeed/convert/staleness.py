@@ -20,7 +20,6 @@ from memfeed.convert.fingerprint import (
     classes_of,
     fingerprint_of,
     hash_packed,
-    is_changed_source,
     targets_of,
 )
 from memfeed.convert.forms import Forms, Shape, asked_codings, codings_of, lossy_before
@@ -28,6 +27,7 @@ from memfeed.convert.inputs import Input, expected_length, read_sample
 from memfeed.convert.options import ConvertOptions
 from memfeed.convert.probe import ProbeResult, probe_input, spread
 from memfeed.convert.recode import shapes_in
+from memfeed.convert.source_hash import is_changed_source
 from memfeed.convert.watchdog import Watchdog
 from memfeed.errors import SampleError, SchemaError, StaleStoreError, brief, listed
 from memfeed.schema import codec

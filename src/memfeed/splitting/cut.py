@@ -326,11 +326,14 @@ class Cut:
         steps = self.tracer.steps.get(name, [])
         return not steps or not self._opened(name) or (self.tracer.passes_on[name] and all(map(self._passes_on, steps)))
 
+    def random_steps(self, callee: Callee) -> list[Any]:
+        """Return the steps of the random part of a call; the callable where it has none that it calls in order."""
+        pipeline = self.callable(callee.name)
+        return [_at(pipeline, path) for path in self._opened(callee.name)[callee.at :]] or [pipeline]
+
     def step_names(self, callee: Callee) -> tuple[str, ...]:
         """Return the names of the steps of the random part of a call, for messages."""
-        pipeline = self.callable(callee.name)
-        paths = self._opened(callee.name)[callee.at :]
-        return tuple(name_of(_at(pipeline, path)) for path in paths) or (name_of(pipeline),)
+        return tuple(map(name_of, self.random_steps(callee)))
 
     def fixed_names(self, callee: Callee) -> tuple[str, ...]:
         """Return the names of the steps before the random part of a call, for messages."""

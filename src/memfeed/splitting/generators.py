@@ -292,10 +292,11 @@ def is_installed(function: types.FunctionType) -> bool:
 
 def is_library(module: types.ModuleType) -> bool:
     """Return True for a module of a library, and for one without a file or folder."""
-    places: list[str] = []
-    with contextlib.suppress(Exception):  # a stand-in for a library that is missing raises ImportError for each name
+    try:
         places = [one for one in (getattr(module, "__file__", None), *getattr(module, "__path__", ())) if one]
-    return next(iter([*places, "<frozen"])).startswith((*LIBRARIES, "<frozen"))
+    except Exception:  # a stand-in for a library that is missing raises ImportError for each name
+        return True
+    return not places or places[0].startswith((*LIBRARIES, "<frozen"))
 
 
 def has_class(value: Any) -> bool:

@@ -64,6 +64,12 @@ class Split:
     line: str
     device: torch.device | None
 
+    @property
+    def steps_after(self) -> list[Any]:
+        """The steps of the dataset's pipelines that come after the cut: no stored value depends on them."""
+        cut = self.dataset.cut
+        return [step for callee in cut.rest for step in cut.random_steps(callee)]
+
 
 class CutDataset(Dataset[Any]):
     """The part of a dataset's samples that a store keeps. Each sample is read once, whole, with its random part.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import contextlib
 import linecache
+import os
 import types
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -57,7 +58,10 @@ def texts_used(code: types.CodeType) -> Iterator[str]:
 
 
 def values_written(file: str) -> dict[str, str]:
-    """Return the source of the values of variables in a file of Python: of the module "K", of a class "Step.K"."""
+    """Return the source of the values of variables in a file of Python: of the module "K", of a class "Step.K".
+
+    Without paths, which may differ from machine to machine.
+    """
     found: dict[str, str] = {}
     with contextlib.suppress(Exception):  # the file was changed to what is no Python, or is nested too deep
         _add_values(found, ast.parse("".join(linecache.getlines(file))).body, "")
@@ -69,7 +73,9 @@ def _add_values(found: dict[str, str], body: Sequence[ast.stmt], before: str) ->
         if isinstance(node, ast.ClassDef):
             _add_values(found, node.body, f"{before}{node.name}.")
         elif isinstance(node, ast.Assign | ast.AnnAssign | ast.AugAssign) and node.value is not None:
+            written = node.value.value if isinstance(node.value, ast.Constant) else None
+            is_path = isinstance(written, str) and os.sep in written
             for target in node.targets if isinstance(node, ast.Assign) else [node.target]:
-                if isinstance(target, ast.Name):
+                if isinstance(target, ast.Name) and not is_path:
                     name = before + target.id
                     found[name] = f"{found.get(name, '')}{ast.unparse(node.value)};"
