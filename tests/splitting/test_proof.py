@@ -142,3 +142,42 @@ class Keeps(torch.utils.data.Dataset):
 def test_a_dataset_that_has_kept_its_draws_is_not_read_again_to_look_elsewhere():
     with pytest.raises(SplitError, match="keeps what came of them"):
         prove(Keeps(), range(2))
+
+
+class Prepares:
+    """Steps after a preparation that cannot be done twice, as in a Compose of albumentations with labels."""
+
+    def __init__(self):
+        self.transforms = [v2.CenterCrop(16), FLIP]
+
+    def __call__(self, **given):
+        image = given["image"] + given.pop("label")  # the steps get no label
+        for step in self.transforms:
+            image = self.apply(step, {**given, "image": image})
+        return image
+
+    def apply(self, step, given):
+        return step(given["image"])
+
+
+class Prepared(Tensors):
+    def __getitem__(self, index):
+        return self.transform(image=self.load(index), label=index % 3), index
+
+
+def test_a_pipeline_whose_half_raises_is_cut_before_all_of_it():
+    with pytest.MonkeyPatch.context() as patch:
+        choices = proof_module.Cut.choices
+        made = proof_module._proven
+
+        def proven(cut, rows):
+            if not tried:
+                tried.append(rows)
+                raise ValueError("half of it")
+            return made(cut, rows)
+
+        tried = []
+        patch.setattr(proof_module, "_proven", proven)
+        patch.setattr(proof_module.Cut, "choices", lambda *a, **k: [one for one in choices(*a, **k) for _ in range(2)])
+        assert prove(Prepared(Prepares()), range(6)) is not None
+        assert tried

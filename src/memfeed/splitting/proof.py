@@ -148,7 +148,7 @@ def _prove_at(
                 raise _not_drawn(dataset, generators, rows)
             if not cuts_fixed:
                 return None
-        refusal: SplitError | None = None
+        refusal: Exception | None = None
         for units, calls_again in cut.choices(rows[0], whole=whole):
             cut.take(units, calls_again)
             try:
@@ -157,7 +157,9 @@ def _prove_at(
                 refusal = refusal or DrawsOutsideError(
                     f"{error}{drawing_line(cut.read, rows, generators, cut.draws_so_far, cut.quiet)}"
                 )
-            except SplitError as error:
+            except Exception as error:  # half a pipeline may fail in any way: what prepares the sample is done twice
+                if is_of_handler(error):
+                    raise
                 refusal = refusal or error
         raise refusal or SplitError(
             f"found no random step in {type(dataset).__name__}, and none that makes pixels larger; expected one: "
