@@ -157,10 +157,13 @@ def _found_in(name: str, code: Any, without: Sequence[str] = ()) -> Iterator[tup
 def _source_of(code: Any) -> str:
     """Return the source of a function, or of the methods of a class with its name; where there is none, what it does.
 
-    A notebook keeps the source of functions, not that of classes, and to find a class in a file takes long.
+    A notebook keeps the source of functions, not that of classes, and to find a class in a file takes long. The source
+    of a lambda is the whole line that it is written in.
     """
     if isinstance(code, types.FunctionType):
         try:
+            if code.__name__ == "<lambda>":
+                return repr(content_of(code.__code__))
             return _text_of(code.__code__)  # that of the function would be of what it wraps
         except Exception:  # as above
             return repr(content_of(code.__code__))
