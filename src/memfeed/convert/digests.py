@@ -318,7 +318,8 @@ def _ordered_set(values: Any) -> list[Any]:
 
 
 def _is_simple(values: Any) -> bool:
-    return next(iter(kinds := set(map(type, values))), None) in (int, str, float) and len(kinds) == 1
+    """Return True for whole numbers alone and for text alone, which have one order."""
+    return set(map(type, values)) in ({int}, {str})
 
 
 def _is_steady(value: Any) -> bool:
