@@ -127,6 +127,7 @@ EACH = {
         "test_a_pipeline_inside_other_datasets_is_found": 2,
         "test_lists_sequentials_and_named_attributes": 2,
     },
+    "splitting/test_unread.py": {"test_it_fills_a_store_in_processes_that_are_not_forked": 4},
     "splitting/test_warps_and_colours.py": {
         "test_one_angle_gives_the_values_of_torchvision": 4,
         "test_parameters_have_the_distribution_of_the_original": 5,
@@ -139,6 +140,7 @@ EACH = {
     "store/test_manifest.py": {"test_a_manifest_that_does_not_hold_together_is_refused": 2},
     "store/test_window_view.py": {"test_what_is_no_offsets": 3},
     "system/test_signals.py": {"test_a_writer_syncs_what_it_has": 2},
+    "system/test_torch_loader.py": {"test_a_program_that_has_replaced_it": 2},
     "system/test_thread_choice.py": {"test_the_fewest_threads_that_are_worth_it": 3},
     "test_error_length.py": {"test_an_error_of_a_wide_store_is_short": 3},
     "test_readme.py": {"test_the_page_runs": 2},
