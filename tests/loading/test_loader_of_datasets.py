@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from torch.utils.data import ConcatDataset, DataLoader, Dataset, IterableDataset, Subset, TensorDataset, get_worker_info
+from torch.utils.data import ConcatDataset, DataLoader, Dataset, Subset, TensorDataset, get_worker_info
 
 import memfeed
 from memfeed import Loader
@@ -151,42 +151,6 @@ def test_cache_beside_another_store_is_an_error(tmp_path):
     store = memfeed.cache([sample(i) for i in range(3)], tmp_path / "other.mf", progress=False)
     with pytest.raises(LoaderError, match=r"and a store at .*other\.mf, which is read as it is; .* leave cache= out"):
         Loader(store, 2, cache=tmp_path / "s.mf")
-
-
-def test_an_iterable_is_written_before_the_first_batch(tmp_path, capsys):
-    class Stream(IterableDataset):
-        def __iter__(self):
-            return iter(range(5))
-
-    say_once.cache_clear()
-    for _ in range(2):  # the second time the store is there
-        assert [rows.tolist() for rows in Loader(Stream(), 2, cache=tmp_path / "s.mf")] == [[0, 1], [2, 3], [4]]
-    assert "Stream, an IterableDataset, have no numbers: all are written to" in capsys.readouterr().err
-    with pytest.raises(LoaderError, match="found Stream, an IterableDataset, without cache="):
-        Loader(Stream(), 2, shuffle=True)
-
-
-class Shares(IterableDataset):
-    def __iter__(self):
-        info = get_worker_info()
-        return iter(range(80) if info is None else range(info.id, 80, info.num_workers))
-
-
-@pytest.mark.parametrize("shuffle", [False, True])
-def test_a_line_says_in_which_turns_workers_read_an_iterable(tmp_path, capsys, shuffle):
-    say_once.cache_clear()
-    rows = torch.cat(list(Loader(Shares(), 5, shuffle=shuffle, num_workers=2, cache=tmp_path / "s.mf"))).tolist()
-    assert sorted(rows) == list(range(80))
-    assert ("the 2 workers take turns of 16 rows, where those of a DataLoader" in capsys.readouterr().err) != shuffle
-    turns = [
-        *range(0, 32, 2),
-        *range(1, 32, 2),
-        *range(32, 64, 2),
-        *range(33, 64, 2),
-        *range(64, 80, 2),
-        *range(65, 80, 2),
-    ]
-    assert (rows == turns) != shuffle
 
 
 def test_a_dataset_without_samples_has_no_batches(tmp_path, capsys):

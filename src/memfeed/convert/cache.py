@@ -173,7 +173,7 @@ def cache(
     options = options_of(
         dataset, fields=fields, forms=forms, budget=budget, types=types, split=split, metadata=metadata, length=length,
         workers=workers, worker_init_fn=worker_init_fn, on_error=on_error, allow=allow, overwrite=overwrite,
-        lazily=lazily, progress=progress,
+        lazily=lazily, is_watched=lazily, progress=progress,
     )  # fmt: skip
     if lazily and overwrite:
         raise ValueError("found lazily=True with overwrite=True; expected a new path, or lazily alone")
@@ -299,7 +299,7 @@ def cache_one(dataset: Any, path: str | os.PathLike[str] | None, options: Conver
         write_line(
             f"memfeed: {spent}, so that a changed dataset is noticed; what no sample depends on may be kept elsewhere"
         )
-    if options.lazily and watched is not None:
+    if options.is_watched and watched is not None:
         watched.follow()
         store._backing.check_dataset = partial(require_unchanged, given, options, cut is not None)
         store._backing.dataset, store._backing.leaf_makers = watched.dataset, watched.leaf_makers

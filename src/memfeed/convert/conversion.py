@@ -140,7 +140,7 @@ class Conversion:
             casts=inferred.casts,
             fixed=inferred.chosen_kinds,
             pictures=picture_fields(
-                inferred.schema, given.watched.leaf_makers if given.watched else {}, makes_all=options.lazily
+                inferred.schema, given.watched.leaf_makers if given.watched else {}, makes_all=options.is_watched
             ),
             row_bytes=mean_row_bytes(packed),
             skip_errors=options.skips_errors,

@@ -42,6 +42,7 @@ class ConvertOptions(msgspec.Struct, frozen=True, kw_only=True):
     repair: bool = False  # see `memfeed.repair`
     progress: bool | None = None  # see `memfeed.system.progress`
     lazily: bool = False
+    is_watched: bool = False  # the dataset is compared when an epoch begins
     on_ray: bool = False  # tasks of Ray read and write the rows
     worker_init_fn: WorkerInit = None
     recipe: tuple[RecipeStep, ...] | None = None  # what was left out of the dataset's pipeline

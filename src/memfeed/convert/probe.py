@@ -149,7 +149,7 @@ def probe_input(
     if given.watched is not None:
         given.watched.inferred, given.watched.seconds = inferred, probed.seconds
         given.watched.device = device_of(probed.samples) if options.lazily else None
-        if not options.types and given.kind == "map":
+        if not options.types and given.kind != "columns":
             given.watched.leaf_makers = makers_of(probed.samples, inferred.schema)
     types = types_of(probed.samples) + options.types
     if isinstance(given.dataset, Store):

@@ -288,12 +288,14 @@ def _beside_cache(source: Any, given: Arguments) -> Any:
             )
         return source
     if isinstance(source, IterableDataset):
-        from memfeed.convert.cache import cache
+        from memfeed.convert.cache import cache_one
         from memfeed.convert.jobs import STREAM_BLOCK
+        from memfeed.convert.options import options_of
+        from memfeed.convert.splits import moved_in_turn, places_in_turn
         from memfeed.splitting.unread import Unread
 
         _require_no_memo(given)
-        unread = Unread(source)
+        unread, places = Unread(source), places_in_turn(source)
         turns = (
             f"; the {given.num_workers} workers take turns of {STREAM_BLOCK} rows, where those of a DataLoader take "
             "turns of a batch: shuffle=True mixes the rows of all"
@@ -305,9 +307,13 @@ def _beside_cache(source: Any, given: Arguments) -> Any:
             f"{path} before the first batch, unless they are random{turns}"
         )
         try:
-            return cache(source, path, workers=given.num_workers, worker_init_fn=given.worker_init_fn)
+            options = options_of(
+                source, workers=given.num_workers, worker_init_fn=given.worker_init_fn, is_watched=True
+            )
+            return cache_one(source, path, options)
         except RandomDataError as error:  # decoders= and require= are an error here
-            raise CannotCacheError(str(error), error, unread=unread) from None
+            moved = moved_in_turn(source, places)
+            raise CannotCacheError(str(error), error, moved=moved, unread=unread) from None
     as_stores(source)  # raises for what no loader reads
     is_on_disk = isinstance(source, Store) and source.path.is_absolute()
     if not is_on_disk:
