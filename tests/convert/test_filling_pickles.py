@@ -1,7 +1,9 @@
 """A store that is being filled goes to other processes: as an argument of `mp.spawn`, or to workers of a DataLoader."""
 
 import copy
+import gc
 import pickle
+import shutil
 import time
 from pathlib import Path
 
@@ -16,7 +18,7 @@ import memfeed
 from memfeed import Loader
 from memfeed.errors import StoreError
 from memfeed.store.store import with_parts
-from support import Made, cache
+from support import Made, cache, wait_until
 
 ROWS, PROBED = 240, 16
 
@@ -108,3 +110,14 @@ def test_without_the_store_and_its_build_the_pickle_is_refused(tmp_path):
     assert len(pickle.loads(pickled)) == ROWS
     with pytest.raises(StoreError, match=r"t\.mf: found neither the store nor its unfinished build"):
         pickle.loads(pickled.replace(b"s.mf", b"t.mf"))  # as on another machine
+
+
+def test_a_loader_of_a_removed_build_does_not_claim_the_one_that_came_after_it(tmp_path):
+    path, dataset = tmp_path / "s.mf", [torch.full((3,), row) for row in range(40)]
+    _leader, joined = (Loader(dataset, 4, cache=path) for _ in range(2))
+    shutil.rmtree(tmp_path / "s.mf.build")
+    next(iter(Loader(dataset, 4, cache=path)))  # another build, whose process leads it no more
+    gc.collect()
+    thread = joined.store._view.supply._thread
+    wait_until(lambda: not thread.is_alive(), 20)  # it has found that the build is not the one that it joined
+    assert len(list(Loader(dataset, 4, cache=path))) == 10

@@ -264,6 +264,14 @@ def share(root: Path) -> int:
     return fd
 
 
+def is_shared_by(fd: int, root: Path) -> bool:
+    """Return True if ``share`` returned ``fd`` of the build at ``root``, and not of one that was there before."""
+    try:
+        return _is_at(fd, root / WORK_DIRECTORY / FILLERS)
+    except FileNotFoundError:
+        return False
+
+
 def is_shared(root: Path) -> bool:
     """Return True if a process, this one included, writes rows into the build at ``root`` as ``share`` says."""
     try:

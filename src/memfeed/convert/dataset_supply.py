@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from memfeed.building.build import Build
-from memfeed.building.claim import ClaimedError, claim, ends_by_itself, refusal_at
+from memfeed.building.claim import ClaimedError, claim, ends_by_itself, is_shared_by, refusal_at
 from memfeed.building.partial import ABSENT, SKIPPED
 from memfeed.building.service import POLL_SECONDS, Service
 from memfeed.building.unit_queue import NONE
@@ -310,7 +310,7 @@ class DatasetSupply(Service):
             root = lead.enter_context(claim(target, wait=False, thread=self._maker))
         except ClaimedError:
             return
-        if (target / format.MANIFEST).exists() or not Build.is_begun(root):
+        if (target / format.MANIFEST).exists() or not Build.is_begun(root) or not is_shared_by(self._shared, root):
             lead.close()
             if not (target / format.MANIFEST).exists():
                 raise BuildError(f"{root}: found that the build was removed while it was filled; run this again")
