@@ -188,6 +188,41 @@ def test_an_edit_of_what_a_dataset_calls_is_a_change(tmp_path, monkeypatch, word
     assert is_changed_source(one, other)
 
 
+SETTINGS = """
+import argparse
+import calling_config as config
+from calling_config import Config, MEANS, SIZE
+args = argparse.Namespace(size=config.OF_ARGS, rate=config.RATE)
+class Found:
+    def __getitem__(self, i): return {sample}
+"""
+CONFIG = "SIZE = 1\nMEANS = [1]\nOF_ARGS = 1\nRATE = 1\nclass Config:\n    SIDE = 1\n    RATE = 1\n"
+
+
+@pytest.mark.parametrize(
+    ("sample", "edited"),
+    [
+        ("SIZE", "SIZE = "),
+        ("MEANS", "MEANS = ["),
+        ("config.SIZE", "SIZE = "),
+        ("args.size", "OF_ARGS = "),
+        ("Config.SIDE", "SIDE = "),
+    ],
+)
+def test_an_edit_of_a_setting_in_another_file_is_a_change(tmp_path, monkeypatch, sample, edited):
+    def settings(*edits):
+        config = CONFIG
+        for edit in edits:
+            config = config.replace(f"{edit}1", f"{edit}2")
+        (tmp_path / "calling_config.py").write_text(config)
+        monkeypatch.delitem(sys.modules, "calling_config", raising=False)
+        return source_hash(tmp_path, monkeypatch, SETTINGS.replace("{sample}", sample))
+
+    one, again, other = settings(), settings("RATE = "), settings(edited)
+    assert one == again, "no method names it"
+    assert is_changed_source(one, other)
+
+
 def test_an_edit_of_what_a_dataset_does_not_call_is_no_change(tmp_path, monkeypatch):
     one, other = (edited_parts(tmp_path, monkeypatch, edit) for edit in ("1", "2"))
     assert one == other

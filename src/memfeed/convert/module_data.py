@@ -110,7 +110,7 @@ def _read_in(function: types.FunctionType) -> Iterator[tuple[str, Any]]:
     yield from held_by(function)
     if not is_installed(function):
         with contextlib.suppress(Exception):  # an object may raise when it is asked for its attributes
-            yield from read_by(function, _has_settings).items()
+            yield from read_by(function, has_settings).items()
         yield from imported_by(function)
 
 
@@ -189,7 +189,7 @@ def _folders_of(value: Any, words: Set[str], depth: int) -> Iterator[str]:
         inner: list[Any] = []
         with contextlib.suppress(Exception):  # a class of the user's that raises
             if not isinstance(value, Dataset | torch.nn.Module):
-                known = value if isinstance(value, dict) else vars(value) if _has_settings(value) else {}
+                known = value if isinstance(value, dict) else vars(value) if has_settings(value) else {}
                 inner = [known[word] for word in sorted(known.keys() & words)]
         for one in inner:
             yield from _folders_of(one, words, depth + 1)
@@ -205,7 +205,7 @@ def is_folder(value: Any) -> bool:
         return False
 
 
-def _has_settings(value: Any) -> bool:
+def has_settings(value: Any) -> bool:
     """Return True for an object whose attributes a program reads as settings: a class, a namespace of arguments."""
     is_function = isinstance(value, types.FunctionType | types.MethodType | types.ModuleType)
     try:

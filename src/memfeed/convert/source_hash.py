@@ -16,7 +16,15 @@ import torch
 import xxhash
 from torch.utils.data import Dataset
 
-from memfeed.convert.module_data import MAKERS, attributes_of, is_code_of_user, is_entered, is_folder, parts_of
+from memfeed.convert.module_data import (
+    MAKERS,
+    attributes_of,
+    has_settings,
+    is_code_of_user,
+    is_entered,
+    is_folder,
+    parts_of,
+)
 from memfeed.splitting.generators import attribute_of, is_installed
 from memfeed.splitting.module_names import imported_by, read_by
 from memfeed.store.store import Store
@@ -24,6 +32,7 @@ from memfeed.system.code_content import content_of, held_by, names_used, values_
 
 _MOST_CALLED = 512  # functions and classes whose source is hashed
 _MOST_ENTERED = 4096  # objects that may hold such
+_MOST_ITEMS = 64  # of a tuple or list of constants; a longer one is data, which is compared as such
 _MOST_WRAPPED = 16  # functions, one in another
 _INNER = ("__wrapped__", "__func__", "fget", "func")  # of decorated functions, static methods, properties, partials
 _CLOSED = (str, bytes, int, float, complex, type(None), torch.Tensor, np.ndarray, Store, types.ModuleType)
@@ -113,19 +122,25 @@ def _called_by(owners: Sequence[Any], without: Sequence[Any]) -> Iterator[tuple[
 
 
 def _values_beside(code: Any, written: dict[str, dict[str, str]]) -> Iterator[tuple[str, str]]:
-    """Yield the source of the values that a function names, of variables in its file, and in its class."""
+    """Yield the source of the values that a function names, of variables in its file, and in its class.
+
+    Of those that another file, the command line or a class has (`args.size`, `Config.SIZE`), the value itself counts.
+    """
     if not isinstance(code, type):
         file, before = code.__code__.co_filename, code.__qualname__.rpartition(".")[0]
         known = written[file] if file in written else written.setdefault(file, values_written(file))
-        names = {name.partition(".")[0] for name in read_by(code)}
+        found = read_by(code, has_settings)
+        names = {name.partition(".")[0] for name in found}
         names |= {f"{before}.{name}" for name in names_used(code.__code__)}
         yield from ((f"{name}=", known[name]) for name in names if name in known)
+        others = ((name, tuple(one) if type(one) is list else one) for name, one in found.items() if name not in known)
+        yield from ((f"{name}=", repr(one)) for name, one in others if _is_constant(one))
 
 
 def _is_constant(value: Any) -> bool:
     """Return True for a number or text, and tuples of such. A path may be another one on another machine."""
     if isinstance(value, tuple):
-        return all(map(_is_constant, value))
+        return len(value) <= _MOST_ITEMS and all(map(_is_constant, value))
     is_text = type(value) is str and not (os.path.isabs(value) or is_folder(value))
     return is_text or type(value) in (bool, int, float, complex, bytes)
 
