@@ -228,6 +228,27 @@ def test_an_edit_of_what_a_dataset_does_not_call_is_no_change(tmp_path, monkeypa
     assert one == other
 
 
+def test_an_edit_of_what_a_dataclass_keeps_beside_what_is_read_is_no_change(tmp_path, monkeypatch):
+    """It warned of a learning rate in a config that the dataset has as an attribute."""
+    text = """
+import dataclasses
+@dataclasses.dataclass
+class Config:
+    size: int = 1
+    rate: float = {edit}
+    def area(self): return self.size ** 2{more}
+class Found:
+    def __init__(self): self.config = Config()
+    def __getitem__(self, i): return i * self.config.size
+"""
+    one, same, other = (
+        source_hash(tmp_path, monkeypatch, text.replace("{edit}", edit).replace("{more}", more))
+        for edit, more in (("1", ""), ("2", ""), ("2", " + 1"))
+    )
+    assert not is_changed_source(one, same)
+    assert is_changed_source(one, other)
+
+
 def edited_parts(tmp_path, monkeypatch, edit, **words):
     text = PARTS.replace("{edit}", edit)
     for word, default in (("attribute", "None"), ("sample", "i"), ("member", "pass")):

@@ -42,7 +42,7 @@ _DIGITS = 16  # of a hash
 def hash_source(dataset: Any, without: Sequence[Any] = ()) -> tuple[str, str]:
     """Return hashes of the source of a dataset's class and of those it wraps, and the name of the class.
 
-    Objects ``without`` which the stored values are made, as the random steps of a pipeline that was cut, do not count.
+    What ``without`` holds does not count: steps of a pipeline that was cut, on which no stored value depends.
     The first 16 digits are of these classes. For each function or class of the user that their methods find by name,
     or that their attributes hold, for each base class and each function of a class, for each default argument that is a
     number or text, and for each variable beside them that they name, 16 digits of its name and 16 of its source follow.
@@ -148,11 +148,16 @@ def _is_constant(value: Any) -> bool:
 def _functions_in(value: Any) -> Iterator[types.FunctionType]:
     """Yield the functions of the user in a value: itself, and those that decorators, properties and partials hold."""
     for _ in range(_MOST_WRAPPED):
-        if isinstance(value, types.FunctionType) and not is_installed(value):
+        if isinstance(value, types.FunctionType) and not is_installed(value) and not _is_generated(value):
             yield value
         names = _INNER if callable(value) or hasattr(type(value), "__get__") else ()
         inner = (attribute_of(value, name) for name in names)
         value = next((one for one in inner if one is not None), None)
+
+
+def _is_generated(function: types.FunctionType) -> bool:
+    """Return True for what a dataclass is given: it keeps its arguments, of which the samples may need only some."""
+    return function.__name__[:2] == "__" and function.__code__.co_filename == "<string>"
 
 
 def _found_in(name: str, code: Any, without: Sequence[str] = ()) -> Iterator[tuple[str, Any]]:
@@ -176,18 +181,17 @@ def _source_of(code: Any) -> str:
     of a lambda is the whole line that it is written in.
     """
     if isinstance(code, types.FunctionType):
-        try:
-            if code.__name__ == "<lambda>":
-                return repr(content_of(code.__code__))
-            return _text_of(code.__code__)  # that of the function would be of what it wraps
-        except Exception:  # as above
-            return repr(content_of(code.__code__))
+        if code.__name__ != "<lambda>":
+            with contextlib.suppress(Exception):  # as above
+                return _text_of(code.__code__)  # that of the function would be of what it wraps
+        return repr(content_of(code.__code__))
     members = [
         attribute_of(value, "__func__" if isinstance(value, staticmethod | classmethod) else "fget") or value
         for value in vars(code).values()
         if isinstance(value, types.FunctionType | staticmethod | classmethod | property)
     ]
-    return "".join([code.__qualname__, *(_source_of(one) for one in members if isinstance(one, types.FunctionType))])
+    functions = [one for one in members if isinstance(one, types.FunctionType) and not _is_generated(one)]
+    return "".join([code.__qualname__, *map(_source_of, functions)])
 
 
 def _text_of(code: Any) -> str:
