@@ -209,7 +209,8 @@ USE = (
     Known(
         "`iter()` draws a number from torch's generator, for the seeds of workers",
         "only the first pass of a loader draws one",
-        "the seed is drawn once. So after the same `manual_seed` a model draws other numbers than beside DataLoader",
+        "the seed is drawn once. So after the same `manual_seed` a model, and from the second epoch a sampler or "
+        "`collate_fn` without a generator of its own, draws other numbers than beside DataLoader",
         "value 0",
         ways=["random numbers of the loop"],
     ),
