@@ -196,14 +196,14 @@ args = argparse.Namespace(size=config.OF_ARGS, rate=config.RATE)
 class Found:
     def __getitem__(self, i): return {sample}
 """
-CONFIG = "SIZE = 1\nMEANS = [1]\nOF_ARGS = 1\nRATE = 1\nclass Config:\n    SIDE = 1\n    RATE = 1\n"
+CONFIG = "SIZE = 1\nMEANS = (1,)\nOF_ARGS = 1\nRATE = 1\nclass Config:\n    SIDE = 1\n    RATE = 1\n"
 
 
 @pytest.mark.parametrize(
     ("sample", "edited"),
     [
         ("SIZE", "SIZE = "),
-        ("MEANS", "MEANS = ["),
+        ("MEANS", "MEANS = ("),
         ("config.SIZE", "SIZE = "),
         ("args.size", "OF_ARGS = "),
         ("Config.SIDE", "SIDE = "),
@@ -221,6 +221,25 @@ def test_an_edit_of_a_setting_in_another_file_is_a_change(tmp_path, monkeypatch,
     one, again, other = settings(), settings("RATE = "), settings(edited)
     assert one == again, "no method names it"
     assert is_changed_source(one, other)
+
+
+def test_what_reading_a_sample_counts_is_no_setting(tmp_path, monkeypatch):
+    text = """
+class Stats:
+    def __init__(self): self.read, self.size = 0, 3
+    def add(self): self.read += 1
+STATS = Stats()
+class Found:
+    def __getitem__(self, i):
+        STATS.add()
+        return i * STATS.size + STATS.read
+"""
+    found = made_from(tmp_path, monkeypatch, text)
+    before = hash_source(found.Found())
+    found.Found()[0]
+    assert hash_source(found.Found()) == before
+    found.STATS.size = 4
+    assert is_changed_source(hash_source(found.Found())[0], before[0])
 
 
 def test_an_edit_of_what_a_dataset_does_not_call_is_no_change(tmp_path, monkeypatch):

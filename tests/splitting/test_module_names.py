@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from memfeed.errors import SplitError
-from memfeed.splitting.module_names import named_by, with_names
+from memfeed.splitting.module_names import named_by, names_assigned, with_names
 
 double, half, quarter, shift = (lambda value: 2 * value), (lambda value: value // 2), (lambda value: value // 4), 1
 count = 0
@@ -243,3 +243,8 @@ def test_a_process_that_imports_the_program_again_finds_the_same_names():
     again = program("__mp_main__")()
     with_names(again, {("__main__", "double"): times_ten})
     assert again[4] == 40
+
+
+def test_what_code_assigns_is_found_also_in_functions_inside():
+    code = compile("def f(o):\n    global k\n    k = o.a\n    o.b += 1\n    def g(): o.c = o.d\n", "<one>", "exec")
+    assert names_assigned(code) == {"k", "b", "c"}

@@ -26,13 +26,13 @@ from memfeed.convert.module_data import (
     parts_of,
 )
 from memfeed.splitting.generators import attribute_of, is_installed
-from memfeed.splitting.module_names import imported_by, read_by
+from memfeed.splitting.module_names import imported_by, names_assigned, read_by
 from memfeed.store.store import Store
 from memfeed.system.code_content import content_of, held_by, names_used, values_written
 
 _MOST_CALLED = 512  # functions and classes whose source is hashed
 _MOST_ENTERED = 4096  # objects that may hold such
-_MOST_ITEMS = 64  # of a tuple or list of constants; a longer one is data, which is compared as such
+_MOST_ITEMS = 64  # of a tuple of constants; a longer one is data, which is compared as such
 _MOST_WRAPPED = 16  # functions, one in another
 _INNER = ("__wrapped__", "__func__", "fget", "func")  # of decorated functions, static methods, properties, partials
 _CLOSED = (str, bytes, int, float, complex, type(None), torch.Tensor, np.ndarray, Store, types.ModuleType)
@@ -97,8 +97,7 @@ def _called_by(owners: Sequence[Any], without: Sequence[Any]) -> Iterator[tuple[
 
     What only makes the datasets is left out: what it gives them are attributes.
     """
-    found, entered = set[int](), {id(one): one for one in without}  # kept, so that no id is used again
-    written: dict[str, dict[str, str]] = {}
+    found, entered = dict[int, Any](), {id(one): one for one in without}  # kept, so that no id is used again
     own = dict.fromkeys(map(type, owners))
     ahead = deque(pair for cls in own for pair in _found_in("", cls, MAKERS))
     ahead += [pair for one in owners for pair in parts_of(one, "")]
@@ -113,28 +112,31 @@ def _called_by(owners: Sequence[Any], without: Sequence[Any]) -> Iterator[tuple[
         with contextlib.suppress(Exception):  # an object of the user's may raise when it is asked for anything
             for code in [value] if isinstance(value, type) else [*_functions_in(value), type(value)]:
                 if id(code) not in found and code not in own and is_code_of_user(code):
-                    found.add(id(code))
+                    found[id(code)] = code
                     yield word, _source_of(code)
-                    yield from _values_beside(code, written)
                     ahead += _found_in(name, code)
             if not isinstance(value, type) and (is_entered(value) or isinstance(value, Dataset)):
                 ahead += parts_of(value, name)
+    functions = [code for code in found.values() if isinstance(code, types.FunctionType)]
+    yield from _values_named(functions)
 
 
-def _values_beside(code: Any, written: dict[str, dict[str, str]]) -> Iterator[tuple[str, str]]:
-    """Yield the source of the values that a function names, of variables in its file, and in its class.
+def _values_named(functions: Sequence[types.FunctionType]) -> Iterator[tuple[str, str]]:
+    """Yield the source of the values that functions name, of variables in their files, and in their classes.
 
     Of those that another file, the command line or a class has (`args.size`, `Config.SIZE`), the value itself counts.
+    One that a function assigns is no setting: it may count what is read.
     """
-    if not isinstance(code, type):
-        file, before = code.__code__.co_filename, code.__qualname__.rpartition(".")[0]
-        known = written[file] if file in written else written.setdefault(file, values_written(file))
-        found = read_by(code, has_settings)
-        names = {name.partition(".")[0] for name in found}
-        names |= {f"{before}.{name}" for name in names_used(code.__code__)}
+    assigned = {name for one in functions if one.__name__ not in MAKERS for name in names_assigned(one.__code__)}
+    written = {file: values_written(file) for file in {one.__code__.co_filename for one in functions}}
+    for one in functions:
+        known, named = written[one.__code__.co_filename], read_by(one, has_settings)
+        before = one.__qualname__.rpartition(".")[0]
+        names = {name.partition(".")[0] for name in named} | {f"{before}.{name}" for name in names_used(one.__code__)}
         yield from ((f"{name}=", known[name]) for name in names if name in known)
-        others = ((name, tuple(one) if type(one) is list else one) for name, one in found.items() if name not in known)
-        yield from ((f"{name}=", repr(one)) for name, one in others if _is_constant(one))
+        for name, value in named.items():
+            if name not in known and name.rpartition(".")[2] not in assigned and _is_constant(value):
+                yield f"{name}=", repr(value)
 
 
 def _is_constant(value: Any) -> bool:

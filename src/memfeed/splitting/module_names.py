@@ -200,6 +200,14 @@ def _assigns(code: types.CodeType) -> bool:
 
 
 @cache
+def names_assigned(code: types.CodeType) -> frozenset[str]:
+    """Return the attributes, and the variables of its module, that code assigns."""
+    stored = (one.argval for one in dis.get_instructions(code) if one.opname in ("STORE_ATTR", "STORE_GLOBAL"))
+    inner = (names_assigned(one) for one in code.co_consts if isinstance(one, types.CodeType))
+    return frozenset(stored).union(*inner)
+
+
+@cache
 def _names_read(code: types.CodeType) -> tuple[tuple[str, ...], ...]:
     """Return the global variables that code reads, each with the attributes of it that are read at once."""
     found: dict[tuple[str, ...], None] = {}
