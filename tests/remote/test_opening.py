@@ -265,6 +265,7 @@ import os, signal, sys, memfeed
 store = memfeed.open(sys.argv[1], cache_dir=sys.argv[2])
 for i, batch in enumerate(memfeed.Loader(store, 10)):
     if i == 5:
+        store._view.supply.directory.sync()  # which is due once a second, and later on a busy disk
         os.kill(os.getpid(), signal.SIGKILL)
 """
 
