@@ -8,7 +8,7 @@ import inspect
 import os
 import types
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -128,7 +128,8 @@ def _values_named(functions: Sequence[types.FunctionType]) -> Iterator[tuple[str
     One that a function assigns is no setting: it may count what is read.
     """
     assigned = {name for one in functions if one.__name__ not in MAKERS for name in names_assigned(one.__code__)}
-    written = {file: values_written(file) for file in {one.__code__.co_filename for one in functions}}
+    files = {one.__code__.co_filename for one in functions}
+    written = {file: _until_written(values_written, file, file) for file in files}
     for one in functions:
         known, named = written[one.__code__.co_filename], read_by(one, has_settings)
         before = one.__qualname__.rpartition(".")[0]
@@ -197,15 +198,19 @@ def _source_of(code: Any) -> str:
 
 
 def _text_of(code: Any) -> str:
-    """Return the source of a class or of the code of a function, which is kept until its file is written again."""
+    """Return the source of a class or of the code of a function."""
+    return str(_until_written(inspect.getsource, code, inspect.getsourcefile(code)))
+
+
+def _until_written(read: Callable[[Any], Any], what: Any, file: str | None) -> Any:
+    """Return ``read(what)``, which takes long: it is kept until the file that it reads is written again."""
     try:
-        status = os.stat(inspect.getsourcefile(code) or "")
+        status = os.stat(file or "")
     except OSError:  # of a notebook, or of an archive
-        return inspect.getsource(code)
-    return _read_text(code, status.st_size, status.st_mtime_ns)
+        return read(what)
+    return _read_once(read, what, status.st_size, status.st_mtime_ns)
 
 
 @functools.lru_cache(4096)
-def _read_text(code: Any, size: int, time_ns: int) -> str:
-    """Return the source of a class or code whose file has this size and time: to find it takes long."""
-    return inspect.getsource(code)
+def _read_once(read: Callable[[Any], Any], what: Any, size: int, time_ns: int) -> Any:
+    return read(what)

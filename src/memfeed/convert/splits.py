@@ -130,7 +130,7 @@ def _require_not_refused(given: Input, root: Path, cut: Split | None) -> None:
     if is_changed_source(old.source, source) or why.startswith(SplitError.__name__) != (cut is not None):
         return
     raise SplitError(
-        f"the cut is tried again after an edit of the dataset's source, or without {root}, which is of no use now; an "
+        f"a store is tried again after an edit of the dataset's source, or without {root}, which is of no use now; an "
         f"earlier run was ended by {why}"
     )
 
